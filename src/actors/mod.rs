@@ -1,0 +1,3 @@
+//! Messages and orchestration, no tensor code.
+
+pub mod messages;

@@ -1,0 +1,239 @@
+//! The settings: one struct tree, every key with unit, default and range.
+//!
+//! A leaf. Sources, later wins: defaults, file, environment
+//! (`GREENROOM__SECTION__KEY`), command line. `config/greenroom.toml` documents
+//! every key and a test holds it to these defaults.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// All settings.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Config {
+    /// Listeners and limits of the HTTP side.
+    pub http: HttpConfig,
+    /// Which device, and its numerics.
+    pub engine: EngineConfig,
+    /// Our own CPU backend.
+    pub cpu: CpuConfig,
+    /// Rows, queue, steps.
+    pub scheduler: SchedulerConfig,
+    /// Reuse of finished rows.
+    pub cache: CacheConfig,
+    /// Operator's sampling defaults; unset = the model's own.
+    pub sampling: SamplingConfig,
+    /// Logs.
+    pub log: LogConfig,
+}
+
+/// Listeners and limits of the HTTP side.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct HttpConfig {
+    /// Address to listen on.
+    pub host: String,
+    /// Port; 0 = any free one.
+    pub port: u16,
+    /// Also (or, without a port flag, only) listen on this Unix socket.
+    pub unix_socket: Option<PathBuf>,
+    /// Largest JSON body, bytes.
+    pub max_json_bytes: usize,
+    /// Threads that serve connections.
+    pub workers: usize,
+    /// Cut connections whose client closed its write side (`false`), or go on answering them.
+    pub allow_half_close: bool,
+    /// Host names that may be asked for besides loopback ones and the listening address.
+    pub allowed_hosts: Vec<String>,
+    /// Origins of web pages that may call besides the server's own.
+    pub allowed_origins: Vec<String>,
+    /// Seconds between comments on a silent stream.
+    pub heartbeat_s: u64,
+    /// Seconds that open streams get when the server is asked to stop.
+    pub drain_s: u64,
+    /// Seconds in which a request's body must arrive.
+    pub body_timeout_s: u64,
+}
+
+impl Default for HttpConfig {
+    fn default() -> Self {
+        Self {
+            host: "127.0.0.1".into(),
+            port: 8080,
+            unix_socket: None,
+            max_json_bytes: 32 * 1024 * 1024,
+            workers: 2,
+            allow_half_close: false,
+            allowed_hosts: Vec::new(),
+            allowed_origins: Vec::new(),
+            heartbeat_s: 10,
+            drain_s: 15,
+            body_timeout_s: 60,
+        }
+    }
+}
+
+/// Which device computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceChoice {
+    /// Metal where there is one, else the CPU backend.
+    #[default]
+    Auto,
+    /// Our CPU backend.
+    Cpu,
+    /// MLX on any machine: Metal on a Mac, else MLX's CPU device.
+    Mlx,
+}
+
+/// Which device, and its numerics.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct EngineConfig {
+    /// `auto`, `cpu` or `mlx`.
+    pub device: DeviceChoice,
+    /// Context in tokens; unset = the model's own.
+    pub context: Option<u32>,
+    /// Key-value memory in MiB; unset = a quarter of the machine's memory, at most what all rows can use.
+    pub kv_memory_mib: Option<u64>,
+}
+
+/// Activations inside the CPU backend's products.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Activations {
+    /// Rounded to int8 by groups of 32: fast.
+    #[default]
+    Int8,
+    /// Exact: weights are widened instead.
+    F32,
+}
+
+/// Storage type of keys and values on the CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvType {
+    /// Half the memory.
+    #[default]
+    F16,
+    /// Exact.
+    F32,
+}
+
+/// Our own CPU backend.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct CpuConfig {
+    /// `int8` or `f32`.
+    pub activations: Activations,
+    /// `f16` or `f32`.
+    pub kv: KvType,
+    /// Compute threads; unset = physical cores.
+    pub threads: Option<usize>,
+}
+
+/// Rows, queue, steps.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct SchedulerConfig {
+    /// Requests computed together.
+    pub max_rows: usize,
+    /// Requests that may wait besides; more are refused with 429.
+    pub max_queue: usize,
+    /// Longest chunk of a prompt in one step, tokens.
+    pub max_chunk_tokens: u32,
+    /// How long a step with prompt tokens may keep running streams waiting, milliseconds.
+    pub prefill_budget_ms: u64,
+    /// A client that reads nothing for so long loses its row, seconds.
+    pub stall_timeout_s: u64,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        Self {
+            max_rows: 16,
+            max_queue: 64,
+            max_chunk_tokens: 512,
+            prefill_budget_ms: 100,
+            stall_timeout_s: 60,
+        }
+    }
+}
+
+/// Reuse of finished rows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct CacheConfig {
+    /// Keep finished rows for requests that begin alike.
+    pub enabled: bool,
+    /// Most rows kept.
+    pub max_entries: usize,
+}
+
+impl Default for CacheConfig {
+    fn default() -> Self {
+        Self { enabled: true, max_entries: 64 }
+    }
+}
+
+/// Operator's sampling defaults: used where a request says nothing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct SamplingConfig {
+    /// 0 = best token.
+    pub temperature: Option<f32>,
+    /// Tokens; 0 = all.
+    pub top_k: Option<u32>,
+    /// Probability.
+    pub top_p: Option<f32>,
+    /// Fraction.
+    pub min_p: Option<f32>,
+    /// 1 = off.
+    pub repetition_penalty: Option<f32>,
+    /// Tokens an answer may have where a request sets no limit.
+    pub max_tokens: Option<u32>,
+}
+
+/// Form of the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Logs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct LogConfig {
+    /// `text` or `json`.
+    pub format: LogFormat,
+    /// `error`, `warn`, `info`, `debug`, `trace`, or directives of tracing's filter.
+    pub level: String,
+}
+
+impl Default for LogConfig {
+    fn default() -> Self {
+        Self { format: LogFormat::Text, level: "info".into() }
+    }
+}
+
+impl HttpConfig {
+    /// How long open streams get when the server is asked to stop.
+    pub fn drain(&self) -> Duration {
+        Duration::from_secs(self.drain_s)
+    }
+}

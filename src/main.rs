@@ -1,0 +1,2 @@
+//! The server and its tools.
+fn main() {}

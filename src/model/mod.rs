@@ -1,0 +1,180 @@
+//! The model layer: everything with tensors, and the seam above which nobody
+//! knows about them.
+//!
+//! [`Engine`] is that seam: the scheduler plans steps, the engine runs them.
+//! Below it, a family is written once over [`ops::Ops`], which each backend
+//! implements. Every method is synchronous and fallible; engines live and die
+//! on one thread, their weights are prepared on another.
+//!
+//! This layer does not know actors, HTTP or the prompt cache.
+
+use std::sync::Arc;
+
+use crate::types::{EngineError, Epoch, LoadError, SamplingParams, SequenceId, TokenId};
+
+pub mod load;
+pub mod ops;
+pub mod template;
+pub mod text;
+pub mod tokenizer;
+
+/// What a plan row wants back besides the key-value state.
+#[derive(Clone, Copy, Debug)]
+pub enum Want<'a> {
+    /// Nothing: more of the prompt follows.
+    Nothing,
+    /// A token sampled from the row's last position.
+    Sample(SampleFor<'a>),
+    /// Logits of the last position (tests, scoring).
+    LastLogits,
+    /// Logits of every position of the row's input (tests, scoring).
+    AllLogits,
+}
+
+/// How to sample a row's next token.
+#[derive(Clone, Copy, Debug)]
+pub struct SampleFor<'a> {
+    /// Parameters, the seed included.
+    pub params: &'a Arc<SamplingParams>,
+    /// Absolute position of the token to be drawn: keys the random number.
+    pub position: u32,
+    /// Tokens produced so far, for the penalties.
+    pub output: &'a [TokenId],
+}
+
+/// One row of a step: `input` continues the sequence at `start`.
+#[derive(Clone, Copy, Debug)]
+pub struct PlanRow<'a> {
+    /// The row's state; each sequence at most once a plan.
+    pub sequence: SequenceId,
+    /// Tokens to compute, at least one.
+    pub input: &'a [TokenId],
+    /// Position of `input[0]`: equals the sequence's committed length.
+    pub start: u32,
+    /// What comes back.
+    pub want: Want<'a>,
+}
+
+/// All rows of a step, packed: one token for a decoding row, a chunk for a
+/// prefilling one.
+#[derive(Clone, Debug, Default)]
+pub struct StepPlan<'a> {
+    /// In the order in which outcomes come back.
+    pub rows: Vec<PlanRow<'a>>,
+}
+
+/// A step under way.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a submitted step must be collected"]
+pub struct StepHandle(pub u64);
+
+/// What became of one row of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RowOutcome {
+    /// Computed and committed; nothing was wanted.
+    Advanced,
+    /// Computed, committed and sampled.
+    Sampled {
+        /// The token; not yet computed itself.
+        token: TokenId,
+        /// Natural logarithm of its probability under the unmodified distribution.
+        logprob: f32,
+    },
+    /// Computed and committed, with logits `[positions][vocab]`.
+    Logits(Vec<Vec<f32>>),
+    /// This row alone failed; its committed length is unchanged.
+    Failed(EngineError),
+}
+
+/// A finished step: one outcome a plan row, in the plan's order.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct StepOutcome {
+    /// In the plan's order.
+    pub rows: Vec<RowOutcome>,
+}
+
+/// What is fixed about an engine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineInfo {
+    /// Which life this is.
+    pub epoch: Epoch,
+    /// Tokens in the vocabulary.
+    pub vocab: u32,
+    /// Most tokens a sequence can hold.
+    pub context: u32,
+    /// Key-value bytes a token.
+    pub kv_bytes_per_token: u64,
+    /// Key-value memory is handed out in blocks of so many tokens.
+    pub kv_block_tokens: u32,
+    /// Everything that changes bits: backend, SIMD path, kernel version, activation mode, key-value type.
+    pub numerics_id: String,
+    /// The device in words, for people.
+    pub device: String,
+}
+
+/// Key-value and weight memory, bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct EngineMemory {
+    /// Packed weights.
+    pub weight_bytes: u64,
+    /// Key-value memory there is.
+    pub kv_capacity_bytes: u64,
+    /// Key-value memory in use, shared blocks counted once.
+    pub kv_used_bytes: u64,
+}
+
+/// The seam between scheduling and tensors. One owner, one thread.
+///
+/// A row owes `tokens − computed` tokens; a step computes a span of them and
+/// commits it only when all went well, so a step that failed leaves nothing to undo.
+pub trait Engine {
+    /// What is fixed.
+    fn info(&self) -> &EngineInfo;
+
+    /// Memory now.
+    fn memory(&self) -> EngineMemory;
+
+    /// Opens a sequence: empty, or sharing the first `n` tokens of another.
+    ///
+    /// # Errors
+    /// `KvFull` when a fork needs a block and none is free; `UnknownSequence`, `StaleEpoch`;
+    /// `InvalidPlan` when `n` is more than the source holds.
+    fn open(&mut self, from: Option<(SequenceId, u32)>) -> Result<SequenceId, EngineError>;
+
+    /// Makes room for `tokens` in all. What was there stays, also on failure.
+    ///
+    /// # Errors
+    /// `KvFull` with the missing bytes; `UnknownSequence`, `StaleEpoch`; `InvalidPlan` beyond the context.
+    fn reserve(&mut self, sequence: SequenceId, tokens: u32) -> Result<(), EngineError>;
+
+    /// Forgets everything from position `tokens` on.
+    ///
+    /// # Errors
+    /// `UnknownSequence`, `StaleEpoch`.
+    fn truncate(&mut self, sequence: SequenceId, tokens: u32) -> Result<(), EngineError>;
+
+    /// Gives the sequence's memory back. Unknown or stale sequences are ignored.
+    fn close(&mut self, sequence: SequenceId);
+
+    /// Starts a step. Room must have been reserved.
+    ///
+    /// # Errors
+    /// `InvalidPlan` before anything ran; `Device` when every array is suspect.
+    fn submit(&mut self, plan: &StepPlan<'_>) -> Result<StepHandle, EngineError>;
+
+    /// Waits for the step and commits its rows.
+    ///
+    /// # Errors
+    /// `Device` when every array is suspect, `InvalidPlan` for a foreign handle.
+    fn collect(&mut self, step: StepHandle) -> Result<StepOutcome, EngineError>;
+}
+
+/// Weights packed for a backend, on their way from the loader thread to the
+/// compute thread.
+pub trait PreparedEngine: Send {
+    /// Takes the weights over on the compute thread, without copying on the CPU.
+    ///
+    /// # Errors
+    /// `Device` when the backend cannot be brought up.
+    fn adopt(self: Box<Self>, epoch: Epoch) -> Result<Box<dyn Engine>, EngineError>;
+}

@@ -1,0 +1,296 @@
+//! The operators a model family is written in, and the key-value seam.
+//!
+//! One implementation a backend: the eager `CpuOps`, and `MlxOps` over MLX's
+//! lazy graph. A family's file knows only this trait: no `if device` there.
+//! Operators are cut where both backends do well: fused on the CPU (a norm with
+//! the product that follows), a handful of graph nodes on MLX.
+//!
+//! Activations are `[tokens, width]`, all rows of a step packed; only
+//! [`Ops::attend`] looks at rows.
+
+use crate::model::load::HostTensor;
+use crate::types::{EngineError, LoadError, SequenceId, TokenId};
+
+/// Index of a decoder layer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct LayerId(pub usize);
+
+/// One row of a step inside the packed tokens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StepRow {
+    /// The row's key-value state.
+    pub sequence: SequenceId,
+    /// Index of its first token in the packed step.
+    pub first: usize,
+    /// How many tokens it has in this step, at least 1.
+    pub len: usize,
+    /// Absolute position of the first of them = committed length of the sequence.
+    pub start: u32,
+}
+
+/// A step as operators see it.
+#[derive(Clone, Copy, Debug)]
+pub struct Step<'a> {
+    /// All tokens, packed row after row.
+    pub tokens: &'a [TokenId],
+    /// Absolute position of each token.
+    pub positions: &'a [u32],
+    /// The rows, in order, covering `tokens` exactly.
+    pub rows: &'a [StepRow],
+}
+
+/// Root-mean-square norm: `x / sqrt(mean(x²) + eps) · weight`.
+#[derive(Clone, Debug)]
+pub struct Norm<V> {
+    /// `[width]`.
+    pub weight: V,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// Rotary position embedding of the first `2 · inv_freq.len()` dimensions of a
+/// head; pair `i` is `(x[i], x[i + n])` with `n = inv_freq.len()` ("halves").
+/// Checkpoints with neighbouring pairs have their rows reordered at load.
+#[derive(Clone, Debug)]
+pub struct Rope<V> {
+    /// Radians a position, `[rotated / 2]`; scaling is already inside.
+    pub inv_freq: V,
+    /// Dimensions of a head that are rotated.
+    pub dims: usize,
+}
+
+/// Grouped-query attention of one layer.
+#[derive(Clone, Debug)]
+pub struct AttnSpec<V> {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Multiplies scores, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// Sees only the last so many positions, itself included.
+    pub window: Option<u32>,
+    /// Applied to queries and keys after the norms.
+    pub rope: Option<Rope<V>>,
+    /// Norm of each query head, `[head_dim]`.
+    pub q_norm: Option<Norm<V>>,
+    /// Norm of each key head, `[head_dim]`.
+    pub k_norm: Option<Norm<V>>,
+}
+
+/// Activation of a gated unit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Act {
+    /// `x · sigmoid(x)`.
+    Silu,
+    /// GELU, tanh approximation.
+    GeluTanh,
+}
+
+/// Logits on the host: `[rows][vocab]`, f32, row-major.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Logits {
+    /// Width of a row.
+    pub vocab: usize,
+    /// `rows · vocab` values.
+    pub data: Vec<f32>,
+}
+
+impl Logits {
+    /// One row's logits, or an empty slice beyond the end.
+    pub fn row(&self, row: usize) -> &[f32] {
+        let start = row.saturating_mul(self.vocab);
+        self.data.get(start..start + self.vocab).unwrap_or(&[])
+    }
+}
+
+/// Shape of a model's key-value state; every layer alike.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KvShape {
+    /// Decoder layers.
+    pub layers: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+/// Key-value memory, bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct KvStats {
+    /// All there is.
+    pub capacity_bytes: u64,
+    /// In use, shared blocks counted once.
+    pub used_bytes: u64,
+    /// Of one token, all layers.
+    pub bytes_per_token: u64,
+    /// Tokens of a block.
+    pub block_tokens: u32,
+}
+
+/// The rows' key-value state. Two layouts: the CPU's pool of shared blocks, and
+/// MLX's contiguous array a row.
+///
+/// Appending is a positional write that [`Ops::attend`] does beyond the committed
+/// length; only [`KvStore::commit`] makes it count. A block that two sequences
+/// share is never written.
+pub trait KvStore {
+    /// Opens a sequence, empty or sharing a prefix of `.1` tokens of another.
+    ///
+    /// # Errors
+    /// See [`crate::model::Engine::open`].
+    fn open(&mut self, from: Option<(SequenceId, u32)>) -> Result<SequenceId, EngineError>;
+
+    /// Makes room for `tokens` in all.
+    ///
+    /// # Errors
+    /// `KvFull` with the missing bytes; what was there stays.
+    fn reserve(&mut self, sequence: SequenceId, tokens: u32) -> Result<(), EngineError>;
+
+    /// Declares the first `tokens` positions as good.
+    ///
+    /// # Errors
+    /// `UnknownSequence`, `StaleEpoch`; `InvalidPlan` beyond what is reserved.
+    fn commit(&mut self, sequence: SequenceId, tokens: u32) -> Result<(), EngineError>;
+
+    /// Forgets positions from `tokens` on and gives whole blocks back.
+    ///
+    /// # Errors
+    /// `UnknownSequence`, `StaleEpoch`.
+    fn truncate(&mut self, sequence: SequenceId, tokens: u32) -> Result<(), EngineError>;
+
+    /// The committed length.
+    ///
+    /// # Errors
+    /// `UnknownSequence`, `StaleEpoch`.
+    fn len(&self, sequence: SequenceId) -> Result<u32, EngineError>;
+
+    /// The largest length `≤ at` that a fork can start from.
+    ///
+    /// # Errors
+    /// `UnknownSequence`, `StaleEpoch`.
+    fn restorable(&self, sequence: SequenceId, at: u32) -> Result<u32, EngineError>;
+
+    /// Gives everything back; unknown sequences are ignored.
+    fn close(&mut self, sequence: SequenceId);
+
+    /// Memory now.
+    fn stats(&self) -> KvStats;
+}
+
+/// What a backend is started with, on the compute thread.
+#[derive(Clone, Debug)]
+pub struct StartOps {
+    /// Stamped on every sequence.
+    pub epoch: crate::types::Epoch,
+    /// Of the model.
+    pub kv: KvShape,
+    /// Key-value bytes that may be used.
+    pub kv_budget_bytes: u64,
+    /// Most tokens a sequence may hold.
+    pub context: u32,
+}
+
+/// The operators. `T` is a packed activation `[tokens, width]`, `W` a packed
+/// weight (rows of several matrices stacked), `V` a small f32 vector.
+///
+/// Every method may fail with `EngineError::Device`; the CPU's never does.
+pub trait Ops: Sized {
+    /// Settings of the backend; the loader thread packs with them, the compute thread starts with them.
+    type Config: Clone + Send + 'static;
+    /// Activations.
+    type T;
+    /// Packed weight.
+    type W;
+    /// Small vector on the device: norm weights, frequencies.
+    type V: Clone;
+    /// A weight between the two threads.
+    type Packed: Send + 'static;
+    /// Key-value state.
+    type Kv: KvStore;
+
+    /// Packs matrices of equal width, stacked by rows, for this backend. Loader thread, no device.
+    ///
+    /// # Errors
+    /// `Tensor` or `Unsupported` where the type or the width cannot be packed.
+    fn pack(config: &Self::Config, parts: &[HostTensor<'_>]) -> Result<Self::Packed, LoadError>;
+
+    /// Brings the backend up. Compute thread.
+    ///
+    /// # Errors
+    /// `Device`.
+    fn start(config: &Self::Config, start: &StartOps) -> Result<(Self, Self::Kv), EngineError>;
+
+    /// Takes a packed weight over; no copy on the CPU. A second adoption of a clone must share bytes where it can.
+    ///
+    /// # Errors
+    /// `Device`.
+    fn adopt(&mut self, packed: &Self::Packed) -> Result<Self::W, EngineError>;
+
+    /// Puts a small vector on the device.
+    ///
+    /// # Errors
+    /// `Device`.
+    fn vector(&mut self, values: &[f32]) -> Result<Self::V, EngineError>;
+
+    /// Rows of the embedding: `[tokens, width]`.
+    ///
+    /// # Errors
+    /// `Device`.
+    fn embed(&mut self, table: &Self::W, step: &Step<'_>) -> Result<Self::T, EngineError>;
+
+    /// `norm(x) · wᵀ`: `[tokens, rows of w]`. q·k·v in one, gate·up in one.
+    ///
+    /// # Errors
+    /// `Device`.
+    fn norm_linear(&mut self, x: &Self::T, norm: &Norm<Self::V>, w: &Self::W) -> Result<Self::T, EngineError>;
+
+    /// Norms and rotates heads, appends keys and values at the tokens' positions, attends causally.
+    /// `qkv` is `[tokens, (heads + 2 · kv_heads) · head_dim]`, the result `[tokens, heads · head_dim]`.
+    ///
+    /// # Errors
+    /// `UnknownSequence`, `StaleEpoch`; `InvalidPlan` where room is missing.
+    fn attend(
+        &mut self,
+        kv: &mut Self::Kv,
+        layer: LayerId,
+        qkv: Self::T,
+        spec: &AttnSpec<Self::V>,
+        step: &Step<'_>,
+    ) -> Result<Self::T, EngineError>;
+
+    /// `x · wᵀ + residual`.
+    ///
+    /// # Errors
+    /// `Device`.
+    fn linear_add(&mut self, x: Self::T, w: &Self::W, residual: Self::T) -> Result<Self::T, EngineError>;
+
+    /// `act(x[:, ..n/2]) · x[:, n/2..]`: `[tokens, n/2]`.
+    ///
+    /// # Errors
+    /// `Device`.
+    fn glu(&mut self, x: Self::T, act: Act) -> Result<Self::T, EngineError>;
+
+    /// Logits of the given packed token indices: `norm(x[rows]) · wᵀ`, on the host.
+    ///
+    /// # Errors
+    /// `Device`.
+    fn head(
+        &mut self,
+        x: &Self::T,
+        norm: &Norm<Self::V>,
+        w: &Self::W,
+        rows: &[usize],
+    ) -> Result<Logits, EngineError>;
+
+    /// Everything that changes bits, see [`crate::model::EngineInfo::numerics_id`].
+    fn numerics_id(&self) -> String;
+
+    /// The device in words.
+    fn device(&self) -> String;
+
+    /// Bytes of the weights adopted so far.
+    fn weight_bytes(&self) -> u64;
+}

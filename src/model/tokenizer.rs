@@ -1,0 +1,5 @@
+//! Tokenizer and incremental detokenizer.
+
+/// Text to ids and back.
+#[derive(Debug)]
+pub struct Tokenizer {}

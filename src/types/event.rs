@@ -1,0 +1,83 @@
+//! What a request's stream carries, and how it ends.
+
+use std::time::Duration;
+
+/// Why generation ended normally.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FinishReason {
+    /// An end-of-sequence token or a stop string.
+    Stop,
+    /// `max_tokens` or the end of the context.
+    Length,
+}
+
+/// Token counts of one request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Of these, how many came from the prompt cache.
+    pub cached_tokens: u32,
+    /// Tokens produced, the end-of-sequence token included.
+    pub completion_tokens: u32,
+}
+
+/// Where a request's time went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Timings {
+    /// From acceptance to the row's first step.
+    pub queued: Duration,
+    /// From the first step to the first token.
+    pub prefill: Duration,
+    /// From the first token to the end.
+    pub decode: Duration,
+}
+
+/// Why a request that was accepted could not be finished.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FailureReason {
+    /// The engine broke and was rebuilt; trying again is sensible.
+    EngineRestarted,
+    /// The step failed for this row alone; trying again gives the same.
+    RowFailed,
+    /// The server is going down.
+    ShuttingDown,
+    /// The client read too slowly for too long.
+    StreamStalled,
+    /// No memory for this row although it is alone.
+    OutOfMemory,
+}
+
+/// The failed end of a request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Failure {
+    /// The kind, which decides code and retry.
+    pub reason: FailureReason,
+    /// One sentence for the client: no paths, no prompt text.
+    pub message: String,
+}
+
+/// One event of a chat stream. Exactly one of `Done` and `Failed` comes, last.
+#[derive(Clone, PartialEq, Debug)]
+pub enum ChatEvent {
+    /// A piece of the answer; never empty, never half a character.
+    Text(String),
+    /// The end.
+    Done {
+        /// Why.
+        finish: FinishReason,
+        /// Token counts.
+        usage: Usage,
+        /// Where the time went.
+        timings: Timings,
+    },
+    /// The failed end.
+    Failed(Failure),
+}
+
+impl ChatEvent {
+    /// Whether no event follows this one.
+    pub fn is_terminal(&self) -> bool {
+        !matches!(self, Self::Text(_))
+    }
+}

@@ -1,0 +1,125 @@
+//! A chat request as validated at the edge, and as prepared for the engine.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::ids::TokenId;
+use super::sampling::{SamplingOptions, SamplingParams};
+
+/// Who speaks in a [`ChatMessage`]. The wire's `developer` is `System`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// Instructions.
+    System,
+    /// The person.
+    User,
+    /// The model.
+    Assistant,
+    /// The result of a tool call.
+    Tool,
+}
+
+impl Role {
+    /// The name that templates know.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::Tool => "tool",
+        }
+    }
+}
+
+/// A function call that the assistant made earlier in the conversation.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ToolCall {
+    /// The call's id, which the tool's answer repeats.
+    pub id: Option<String>,
+    /// The function's name.
+    pub name: String,
+    /// Parsed arguments, always a JSON object.
+    pub arguments: Value,
+}
+
+/// One message of a conversation; text only (parts are joined at the edge).
+#[derive(Clone, PartialEq, Debug)]
+pub struct ChatMessage {
+    /// Who speaks.
+    pub role: Role,
+    /// What is said; `None` for an assistant that only called tools.
+    pub content: Option<String>,
+    /// The assistant's earlier thinking, where the client sends it back.
+    pub reasoning: Option<String>,
+    /// The assistant's calls.
+    pub tool_calls: Vec<ToolCall>,
+    /// The call that a tool message answers.
+    pub tool_call_id: Option<String>,
+    /// Participant's or tool's name.
+    pub name: Option<String>,
+}
+
+impl ChatMessage {
+    /// A message with text and nothing else.
+    pub fn text(role: Role, content: impl Into<String>) -> Self {
+        Self {
+            role,
+            content: Some(content.into()),
+            reasoning: None,
+            tool_calls: Vec::new(),
+            tool_call_id: None,
+            name: None,
+        }
+    }
+}
+
+/// Identity used for fairness and logs: API key, header, user, session or peer
+/// address, whichever came first.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct ClientId(pub String);
+
+/// A chat request, validated field by field where it entered the process.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ChatRequest {
+    /// The model's id; `None` or `default` for the default model.
+    pub model: Option<String>,
+    /// The conversation, at least one message.
+    pub messages: Vec<ChatMessage>,
+    /// Tool definitions in OpenAI's shape, handed to the template as they are.
+    pub tools: Vec<Value>,
+    /// Extra variables for the template.
+    pub template_kwargs: Map<String, Value>,
+    /// Sampling as asked for.
+    pub sampling: SamplingOptions,
+    /// Stop strings: not empty, matched on the answer's text.
+    pub stop: Vec<String>,
+    /// Most tokens to produce; `None` = until the model ends or the context is full.
+    pub max_tokens: Option<u32>,
+    /// Go on past end-of-sequence tokens (for measurements).
+    pub ignore_eos: bool,
+    /// For fairness and logs.
+    pub client: ClientId,
+}
+
+/// What ends a row besides its length.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct StopRules {
+    /// Matched on decoded text; may span tokens.
+    pub strings: Vec<String>,
+    /// End-of-sequence ids; empty when the request ignores them.
+    pub tokens: Vec<TokenId>,
+}
+
+/// A request ready for the engine.
+#[derive(Clone, PartialEq, Debug)]
+pub struct PreparedPrompt {
+    /// Prompt ids, at least one, fewer than the context.
+    pub tokens: Vec<TokenId>,
+    /// Resolved sampling.
+    pub sampling: Arc<SamplingParams>,
+    /// What ends the row.
+    pub stop: StopRules,
+    /// Most tokens to produce, at least 1; prompt + this fits the context.
+    pub max_new_tokens: u32,
+}
