@@ -10,6 +10,7 @@
 
 use std::sync::Arc;
 
+use crate::model::text::TextModel;
 use crate::types::{EngineError, Epoch, LoadError, SamplingParams, SequenceId, TokenId};
 
 pub mod load;
@@ -177,4 +178,24 @@ pub trait PreparedEngine: Send {
     /// # Errors
     /// `Device` when the backend cannot be brought up.
     fn adopt(self: Box<Self>, epoch: Epoch) -> Result<Box<dyn Engine>, EngineError>;
+}
+
+/// A model read, checked and packed by a [`ModelSource`].
+pub struct LoadedModel {
+    /// The text side, for preparation and detokenizing.
+    pub text: Arc<TextModel>,
+    /// The weights, for the compute thread.
+    pub engine: Box<dyn PreparedEngine>,
+}
+
+/// Where a model comes from. Asked on a loader thread, again after an engine was lost.
+pub trait ModelSource: Send + Sync {
+    /// The model's id in the API: the file's stem or the folder's name.
+    fn id(&self) -> &str;
+
+    /// Reads, checks and packs everything. Takes seconds; blocks.
+    ///
+    /// # Errors
+    /// Any [`LoadError`]; never panics on what a file holds.
+    fn load(&self) -> Result<LoadedModel, LoadError>;
 }

@@ -223,11 +223,11 @@ pub trait Ops: Sized {
     /// `Device`.
     fn start(config: &Self::Config, start: &StartOps) -> Result<(Self, Self::Kv), EngineError>;
 
-    /// Takes a packed weight over; no copy on the CPU. A second adoption of a clone must share bytes where it can.
+    /// Takes a packed weight over; no copy on the CPU.
     ///
     /// # Errors
     /// `Device`.
-    fn adopt(&mut self, packed: &Self::Packed) -> Result<Self::W, EngineError>;
+    fn adopt(&mut self, packed: Self::Packed) -> Result<Self::W, EngineError>;
 
     /// Puts a small vector on the device.
     ///
