@@ -3,4 +3,4 @@
 
 pub mod tensor;
 
-pub use tensor::{HostTensor, RowOrder, TensorType};
+pub use tensor::{HostTensor, MetaType, RowOrder, TensorType};
