@@ -66,7 +66,7 @@ impl Simd for Avx2 {
         let mut out = [0; LANES];
         // SAFETY: `self` proves F16C; the array is 16 writable bytes.
         unsafe {
-            let halves = _mm256_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(v);
+            let halves = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v);
             _mm_storeu_si128(out.as_mut_ptr().cast(), halves);
         }
         out
