@@ -14,6 +14,8 @@ use crate::model::text::TextModel;
 use crate::types::{EngineError, Epoch, LoadError, SamplingParams, SequenceId, TokenId};
 
 pub mod load;
+#[cfg(feature = "mlx")]
+pub mod mlx;
 pub mod ops;
 pub mod template;
 pub mod text;
