@@ -9,9 +9,7 @@ use std::time::SystemTime;
 use actix::Message;
 use tokio::sync::mpsc;
 
-use crate::types::{
-    ChatEvent, ChatRequest, Refusal, RequestId,
-};
+use crate::types::{ChatEvent, ChatRequest, Refusal, RequestId};
 
 /// Asks for an answer. From an HTTP handler, or a host's own actor, to the gateway.
 #[derive(Message, Debug)]
