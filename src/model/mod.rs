@@ -13,10 +13,15 @@ use std::sync::Arc;
 use crate::model::text::TextModel;
 use crate::types::{EngineError, Epoch, LoadError, SamplingParams, SequenceId, TokenId};
 
+pub mod engine;
+pub mod families;
 pub mod load;
 #[cfg(feature = "mlx")]
 pub mod mlx;
 pub mod ops;
+pub mod plain;
+pub mod sampler;
+pub mod source;
 pub mod template;
 pub mod text;
 pub mod tokenizer;
