@@ -171,7 +171,7 @@ write_config() {
   if [ -f "$config" ]; then
     others=$(awk -v begin="$mark_begin" -v end="$mark_end" '
       $0 == begin { inside = 1 } !inside { print } $0 == end { inside = 0 }' "$config")
-    if printf '%s\n' "$others" | grep -qE "^[[:space:]]*\[target\.\"?$triple\"?\.\"?mlx\"?\]"; then
+    if printf '%s\n' "$others" | grep -E "^[[:space:]]*\[target\.\"?$triple\"?\.\"?mlx\"?\]" >/dev/null; then
       fail "$config has a section [target.$triple.mlx] of its own" "remove that section and run the same command again"
     fi
   fi
@@ -211,7 +211,8 @@ case ${1:-} in
   ?*) project=$1 && shift ;;
 esac
 [ $# -eq 0 ] || usage
-project=$(cd "$project" 2>/dev/null && pwd -P) || fail "no such folder: $project"
+given=$project
+project=$(cd "$given" 2>/dev/null && pwd -P) || fail "no such folder: $given"
 root=$(cd "$root" && pwd -P)
 
 case $(uname -s) in

@@ -8,12 +8,13 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::rc::Rc;
 
 use mlx_rs::Array;
 use mlx_rs::ops::indexing::TryIndexOp;
 use mlx_rs::ops::zeros_dtype;
 
-use super::native::slice_update;
+use super::native::{StreamLease, slice_update};
 use super::{MlxType, device_error, dim};
 use crate::model::ops::{KvShape, KvStats, KvStore, LayerId, StartOps};
 use crate::types::{EngineError, Epoch, SequenceId};
@@ -37,11 +38,13 @@ pub struct MlxKv {
     budget: u64,
     next: u64,
     sequences: HashMap<u64, Sequence>,
+    /// Declared last: the stream goes back to the pool when the arrays above are gone.
+    _stream: Rc<StreamLease>,
 }
 
 impl MlxKv {
-    /// An empty store.
-    pub fn new(start: &StartOps, kind: MlxType) -> Self {
+    /// An empty store, whose arrays are computed on `stream`.
+    pub fn new(start: &StartOps, kind: MlxType, stream: Rc<StreamLease>) -> Self {
         Self {
             epoch: start.epoch,
             shape: start.kv,
@@ -50,6 +53,7 @@ impl MlxKv {
             budget: start.kv_budget_bytes,
             next: 0,
             sequences: HashMap::new(),
+            _stream: stream,
         }
     }
 

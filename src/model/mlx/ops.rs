@@ -3,6 +3,8 @@
 //! Few nodes a layer: a node costs microseconds before any arithmetic. The budget is held
 //! by a test that counts the graph's operations.
 
+use std::rc::Rc;
+
 use mlx_rs::fast::{ScaledDotProductAttentionMask, rms_norm, rope, scaled_dot_product_attention};
 use mlx_rs::ops::indexing::{TryIndexOp, take_axis};
 use mlx_rs::ops::{add, concatenate, multiply, reshape, sigmoid, split_equal, tanh, transpose_axes};
@@ -28,8 +30,8 @@ pub struct MlxVector {
 pub struct MlxOps {
     config: MlxConfig,
     weight_bytes: u64,
-    /// Declared last: given back when every array above is gone.
-    _stream: StreamLease,
+    /// Shared with the key-value store: given back when both are gone.
+    stream: Rc<StreamLease>,
 }
 
 impl MlxOps {
@@ -131,9 +133,9 @@ impl Ops for MlxOps {
     }
 
     fn start(config: &MlxConfig, start: &StartOps) -> Result<(Self, MlxKv), EngineError> {
-        let stream = StreamLease::take(config.device)?;
-        let ops = Self { config: *config, weight_bytes: 0, _stream: stream };
-        Ok((ops, MlxKv::new(start, config.activations)))
+        let stream = Rc::new(StreamLease::take(config.device)?);
+        let kv = MlxKv::new(start, config.activations, Rc::clone(&stream));
+        Ok((Self { config: *config, weight_bytes: 0, stream }, kv))
     }
 
     fn adopt(&mut self, packed: MlxPacked) -> Result<MlxWeight, EngineError> {
@@ -209,6 +211,9 @@ impl Ops for MlxOps {
     ) -> Result<Logits, EngineError> {
         let indices: Vec<u32> = rows.iter().map(|row| u32::try_from(*row).unwrap_or(u32::MAX)).collect();
         if indices.is_empty() {
+            // Nothing else computes a step without logits before the store's commit; a
+            // device error must come from the step.
+            x.eval().map_err(device_error)?;
             return Ok(Logits::default());
         }
         let picked = take_axis(x, Array::from_slice(&indices, &[dim(indices.len())?]), 0).map_err(device_error)?;
@@ -226,7 +231,8 @@ impl Ops for MlxOps {
     }
 
     fn numerics_id(&self) -> String {
-        format!("mlx-{}-{:?}-{:?}", version(), self.config.device, self.config.activations).to_lowercase()
+        let MlxConfig { activations, dequantize, .. } = self.config;
+        format!("mlx-{}-{:?}-{activations:?}-{dequantize}", version(), self.stream.device()).to_lowercase()
     }
 
     fn device(&self) -> String {

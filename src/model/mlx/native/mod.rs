@@ -116,6 +116,13 @@ impl StreamLease {
     }
 }
 
+impl StreamLease {
+    /// The device whose stream this is.
+    pub fn device(&self) -> MlxDevice {
+        self.device
+    }
+}
+
 impl Drop for StreamLease {
     fn drop(&mut self) {
         let Some(stream) = self.stream.take() else { return };
