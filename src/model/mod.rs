@@ -15,6 +15,8 @@ use crate::types::{EngineError, Epoch, LoadError, SamplingParams, SequenceId, To
 
 pub mod engine;
 pub mod families;
+#[cfg(feature = "cpu")]
+pub mod cpu;
 pub mod load;
 #[cfg(feature = "mlx")]
 pub mod mlx;
