@@ -13,10 +13,10 @@ use std::sync::Arc;
 use crate::model::text::TextModel;
 use crate::types::{EngineError, Epoch, LoadError, SamplingParams, SequenceId, TokenId};
 
-pub mod engine;
-pub mod families;
 #[cfg(feature = "cpu")]
 pub mod cpu;
+pub mod engine;
+pub mod families;
 pub mod load;
 #[cfg(feature = "mlx")]
 pub mod mlx;
