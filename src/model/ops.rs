@@ -245,7 +245,8 @@ pub trait Ops: Sized {
     ///
     /// # Errors
     /// `Device`.
-    fn norm_linear(&mut self, x: &Self::T, norm: &Norm<Self::V>, w: &Self::W) -> Result<Self::T, EngineError>;
+    fn norm_linear(&mut self, x: &Self::T, norm: &Norm<Self::V>, w: &Self::W)
+    -> Result<Self::T, EngineError>;
 
     /// Norms and rotates heads, appends keys and values at the tokens' positions, attends causally.
     /// `qkv` is `[tokens, (heads + 2 · kv_heads) · head_dim]`, the result `[tokens, heads · head_dim]`.
