@@ -1,0 +1,78 @@
+# Greenroom: every task that a person or a machine runs. `make help` lists them.
+#
+# Nothing is installed by hand: each target that needs MLX, the demo model, a browser or a Python client gets it first, and a
+# second run costs nothing.
+
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+CARGO ?= cargo
+ARGS ?=
+# Where `make native` writes Cargo's configuration: this project, or an application that embeds it.
+PROJECT ?= $(CURDIR)
+
+# Python packages for tests live in a virtual environment under target/.
+SDK_VENV := $(CURDIR)/target/sdk-venv
+SDK_STAMP := $(SDK_VENV)/.openai-2.8.0
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: run
+run: build ## set everything up, then serve the demo model with a chat page on http://127.0.0.1:8080
+	@model=$$(native/model.sh | tail -n 1) && exec target/release/greenroom serve "$$model" $(ARGS)
+
+.PHONY: build
+build: native ## target/release/greenroom
+	$(CARGO) build --release
+
+.PHONY: native
+native: ## prepare MLX where it does not build itself (PROJECT=path for an application that embeds Greenroom)
+	@native/setup.sh "$(PROJECT)"
+
+.PHONY: model
+model: ## fetch and verify the demo model; its path is the last line
+	@native/model.sh
+
+# Debian's browser, for the one test of the page; elsewhere that test says that it was skipped.
+.PHONY: browser
+browser:
+	@native/browser.sh
+
+$(SDK_STAMP): Makefile
+	python3 -m venv $(SDK_VENV) || python3 -m pip install --quiet --target $(SDK_VENV)/packages virtualenv
+	$(SDK_VENV)/bin/python3 -m pip install --quiet --disable-pip-version-check openai==2.8.0
+	touch $@
+
+.PHONY: sdk
+sdk: $(SDK_STAMP)
+
+# What the tests need besides a toolchain.
+.PHONY: test-setup
+test-setup: native browser sdk
+	@native/model.sh > /dev/null
+
+.PHONY: test
+test: test-setup ## all tests but the long ones
+	$(CARGO) test --no-default-features --features fake
+	$(CARGO) check --no-default-features --features cpu --lib --bins --examples
+	GREENROOM_SDK_PYTHON=$(SDK_VENV)/bin/python3 $(CARGO) test
+
+.PHONY: test-full
+test-full: test-setup ## the long tests as well
+	GREENROOM_SDK_PYTHON=$(SDK_VENV)/bin/python3 $(CARGO) test --release -- --include-ignored
+
+.PHONY: bench
+bench: build ## decode and prefill speed of the demo model
+	$(CARGO) bench
+
+.PHONY: lint
+lint: native ## format, clippy, documentation, licences
+	$(CARGO) fmt --check
+	$(CARGO) clippy --all-targets -- -D warnings
+	$(CARGO) clippy --all-targets --no-default-features --features fake -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps
+	@command -v cargo-deny > /dev/null || $(CARGO) install --locked cargo-deny
+	$(CARGO) deny check licenses bans sources

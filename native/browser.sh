@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Gets Chromium and its driver for the test of the chat page: Debian's packages, where they may be installed.
+# Elsewhere it says so and succeeds; the test then says loudly that it was skipped.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=native/lib.sh
+. "$here/lib.sh"
+
+if command -v chromedriver >/dev/null 2>&1 && { command -v chromium || command -v google-chrome; } >/dev/null 2>&1; then
+  exit 0
+fi
+if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
+  install_packages chromium chromium-driver
+else
+  say "no Chromium with chromedriver here: the test of the chat page will be skipped" \
+    "(on Debian: sudo apt-get install -y chromium chromium-driver)"
+fi
