@@ -13,8 +13,13 @@ use std::sync::Arc;
 use crate::model::text::TextModel;
 use crate::types::{EngineError, Epoch, LoadError, SamplingParams, SequenceId, TokenId};
 
+pub mod engine;
+pub mod families;
 pub mod load;
 pub mod ops;
+pub mod plain;
+pub mod sampler;
+pub mod source;
 pub mod template;
 pub mod text;
 pub mod tokenizer;

@@ -1,0 +1,163 @@
+//! A model from a file or folder: reads it, checks it against the settings,
+//! packs it for the backend that the settings choose.
+//!
+//! The only place that chooses a backend. The mapping of the file is let go as
+//! soon as the weights are packed.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::config::{Config, DeviceChoice, KvType};
+use crate::model::engine::Prepared;
+use crate::model::families::{self, DecoderFacts};
+use crate::model::load::{self, ModelFiles};
+use crate::model::ops::Ops;
+use crate::model::{LoadedModel, ModelSource, PreparedEngine};
+use crate::types::LoadError;
+
+mod memory;
+
+/// A model on disk.
+#[derive(Clone, Debug)]
+pub struct FileModel {
+    id: String,
+    path: PathBuf,
+    config: Config,
+}
+
+/// What a backend's key-value memory is counted in.
+#[derive(Clone, Copy, Debug)]
+struct KvUnits {
+    /// Bytes of a stored number.
+    element_bytes: u64,
+    /// Tokens of a block.
+    block_tokens: u64,
+}
+
+/// The backends there are, as compiled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Backend {
+    Cpu,
+    Mlx,
+}
+
+impl FileModel {
+    /// A `.gguf` file, or a folder with a `config.json`. Reads nothing else yet.
+    ///
+    /// # Errors
+    /// `NotFound` when there is nothing, `Unsupported` for another kind of file or
+    /// a device that is not compiled in.
+    pub fn new(path: impl AsRef<Path>, config: &Config) -> Result<Self, LoadError> {
+        let path = path.as_ref();
+        check_kind(path)?;
+        choose(config.engine.device)?;
+        Ok(Self { id: load::model_id(path), path: path.to_path_buf(), config: config.clone() })
+    }
+}
+
+fn check_kind(path: &Path) -> Result<(), LoadError> {
+    let shown = path.display();
+    if path.is_dir() {
+        if path.join("config.json").is_file() {
+            return Ok(());
+        }
+        let message = format!("{shown}: a model folder needs a config.json, there is none");
+        return Err(LoadError::NotFound { message });
+    }
+    if !path.exists() {
+        let message = format!("{shown}: no such file; a `.gguf` file or a model folder is needed");
+        return Err(LoadError::NotFound { message });
+    }
+    if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")) {
+        return Ok(());
+    }
+    let message = format!("{shown}: neither a `.gguf` file nor a model folder");
+    Err(LoadError::Unsupported { message })
+}
+
+/// The backend for a choice: Metal where there is one, else our own.
+fn choose(choice: DeviceChoice) -> Result<Backend, LoadError> {
+    let (cpu, mlx) = (cfg!(feature = "cpu"), cfg!(feature = "mlx"));
+    match choice {
+        DeviceChoice::Auto if mlx && (cfg!(target_os = "macos") || !cpu) => Ok(Backend::Mlx),
+        DeviceChoice::Mlx if mlx => Ok(Backend::Mlx),
+        DeviceChoice::Auto | DeviceChoice::Cpu if cpu => Ok(Backend::Cpu),
+        DeviceChoice::Mlx => Err(not_compiled("mlx")),
+        DeviceChoice::Auto | DeviceChoice::Cpu => Err(not_compiled("cpu")),
+    }
+}
+
+fn not_compiled(feature: &str) -> LoadError {
+    let message =
+        format!("this program was built without the device `{feature}` (Cargo feature `{feature}`)");
+    LoadError::Unsupported { message }
+}
+
+/// The context that rows get: as set, at most the model's.
+fn context(config: &Config, facts: &DecoderFacts) -> Result<u32, LoadError> {
+    match config.engine.context {
+        None => Ok(facts.context),
+        Some(asked) if (1..=facts.context).contains(&asked) => Ok(asked),
+        Some(asked) => {
+            let message =
+                format!("engine.context = {asked}: this model has from 1 to {} tokens", facts.context);
+            Err(LoadError::Unsupported { message })
+        }
+    }
+}
+
+/// Key-value bytes: as set, else a quarter of the machine's memory, at most what
+/// all rows can use.
+fn kv_budget(config: &Config, facts: &DecoderFacts, context: u32, units: KvUnits) -> u64 {
+    if let Some(mib) = config.engine.kv_memory_mib {
+        return mib.saturating_mul(1024 * 1024);
+    }
+    let per_token =
+        2 * (facts.kv.layers * facts.kv.kv_heads * facts.kv.head_dim) as u64 * units.element_bytes;
+    let row_tokens = u64::from(context) + units.block_tokens;
+    let all_rows = (config.scheduler.max_rows as u64).saturating_mul(row_tokens).saturating_mul(per_token);
+    memory::machine_bytes().map_or(all_rows, |bytes| all_rows.min(bytes / 4))
+}
+
+/// Packs for one backend.
+fn prepare<O: Ops + 'static>(
+    files: &ModelFiles,
+    config: &Config,
+    ops: O::Config,
+    units: KvUnits,
+) -> Result<(DecoderFacts, Box<dyn PreparedEngine>), LoadError> {
+    let packed = families::pack::<O>(files, &ops)?;
+    let facts = packed.facts.clone();
+    let context = context(config, &facts)?;
+    let kv_budget_bytes = kv_budget(config, &facts, context, units);
+    Ok((facts, Box::new(Prepared { config: ops, packed, context, kv_budget_bytes })))
+}
+
+fn prepare_for(
+    backend: Backend,
+    files: &ModelFiles,
+    config: &Config,
+) -> Result<(DecoderFacts, Box<dyn PreparedEngine>), LoadError> {
+    match backend {
+        Backend::Cpu => Err(not_compiled("cpu")),
+        Backend::Mlx => Err(not_compiled("mlx")),
+    }
+}
+
+impl ModelSource for FileModel {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn load(&self) -> Result<LoadedModel, LoadError> {
+        let backend = choose(self.config.engine.device)?;
+        let files = load::open(&self.path)?;
+        let (facts, engine) = prepare_for(backend, &files, &self.config)?;
+        let mut text = files.text;
+        text.facts.push(("parameters".into(), facts.parameters.to_string()));
+        if let Some(context) = self.config.engine.context {
+            text.context = text.context.min(context);
+        }
+        Ok(LoadedModel { text: Arc::new(text), engine })
+    }
+}
