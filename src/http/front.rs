@@ -5,7 +5,7 @@
 //! owner's matter. Stopping it is the last step of the drain, when all streams
 //! have been ended; what is still open then is cut off after two seconds.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -72,8 +72,8 @@ impl Handler<ServerEnded> for HttpFront {
 /// A running HTTP side.
 pub struct Serving {
     front: Addr<HttpFront>,
-    /// Where it listens, ports resolved.
-    pub addresses: Vec<SocketAddr>,
+    /// Where it listens, the port resolved.
+    pub address: Option<SocketAddr>,
     /// Its Unix socket.
     pub unix_socket: Option<PathBuf>,
 }
@@ -86,12 +86,42 @@ impl Serving {
     }
 }
 
-impl HttpFront {
-    /// Binds and serves. Needs a running actix `System`.
+/// Listeners that are bound and not served yet.
+///
+/// Bound before a model is loaded: a port that is taken shows at once.
+pub struct Listeners {
+    tcp: Option<(TcpListener, SocketAddr)>,
+    #[cfg(unix)]
+    unix: Option<(std::os::unix::net::UnixListener, listen::SocketFile)>,
+}
+
+impl Listeners {
+    /// Binds what the settings ask for.
     ///
     /// # Errors
-    /// Whatever a listener could not be had for.
-    pub fn serve(handles: Handles, config: &HttpConfig) -> Result<Serving, ListenError> {
+    /// The listener that could not be had.
+    pub fn bind(config: &HttpConfig) -> Result<Self, ListenError> {
+        let tcp = config.tcp.then(|| listen::tcp(&config.host, config.port)).transpose()?;
+        #[cfg(unix)]
+        let unix = config.unix_socket.as_deref().map(listen::unix).transpose()?;
+        Ok(Self {
+            tcp,
+            #[cfg(unix)]
+            unix,
+        })
+    }
+}
+
+impl HttpFront {
+    /// Serves on these listeners. Needs a running actix `System`.
+    ///
+    /// # Errors
+    /// `Server` when the system refuses.
+    pub fn serve(
+        handles: Handles,
+        config: &HttpConfig,
+        listeners: Listeners,
+    ) -> Result<Serving, ListenError> {
         let failed = |source| ListenError::Server { source };
         let routes = configure(handles, config);
         let mut server = HttpServer::new(move || App::new().configure(routes.clone()))
@@ -103,26 +133,21 @@ impl HttpFront {
             .h1_allow_half_closed(config.allow_half_close)
             .shutdown_timeout(SHUTDOWN_TIMEOUT_S)
             .disable_signals();
-        let mut addresses = Vec::new();
-        if config.tcp {
-            let (listener, address) = listen::tcp(&config.host, config.port)?;
+        let mut address = None;
+        if let Some((listener, bound)) = listeners.tcp {
             server = server.listen(listener).map_err(failed)?;
-            addresses.push(address);
+            address = Some(bound);
         }
         #[cfg(unix)]
-        let socket = match &config.unix_socket {
-            None => None,
-            Some(path) => {
-                let (listener, file) = listen::unix(path)?;
-                server = server.listen_uds(listener).map_err(failed)?;
-                Some(file)
-            }
-        };
-        let unix_socket = config.unix_socket.clone();
+        let mut socket = None;
+        #[cfg(unix)]
+        if let Some((listener, file)) = listeners.unix {
+            server = server.listen_uds(listener).map_err(failed)?;
+            socket = Some(file);
+        }
         let running = server.run();
-        let handle = running.handle();
         let front = Self {
-            server: handle,
+            server: running.handle(),
             #[cfg(unix)]
             _socket: socket,
         }
@@ -132,9 +157,10 @@ impl HttpFront {
         actix_rt::spawn(async move {
             let result = running.await;
             if let Some(front) = ended.upgrade() {
+                // BOUND: once in the actor's life.
                 front.do_send(ServerEnded(result));
             }
         });
-        Ok(Serving { front, addresses, unix_socket })
+        Ok(Serving { front, address, unix_socket: config.unix_socket.clone() })
     }
 }

@@ -70,14 +70,6 @@ pub struct SocketFile {
 }
 
 #[cfg(unix)]
-impl SocketFile {
-    /// Where it is.
-    pub fn path(&self) -> &std::path::Path {
-        &self.path
-    }
-}
-
-#[cfg(unix)]
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if self.identity.is_some() && identity(&self.path) == self.identity {
@@ -111,6 +103,7 @@ pub fn unix(path: &std::path::Path) -> Result<(std::os::unix::net::UnixListener,
     // Bound under a private name and moved into place once its mode is right: nobody
     // can connect in between, whatever the umask.
     let hidden = private_name(path);
+    let _ = std::fs::remove_file(&hidden);
     let listener = UnixListener::bind(&hidden).map_err(|error| failed(error.to_string()))?;
     let placed = std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o600))
         .and_then(|()| std::fs::rename(&hidden, path));

@@ -27,6 +27,6 @@ mod routes;
 mod sse;
 mod state;
 
-pub use front::{HttpFront, Serving};
+pub use front::{HttpFront, Listeners, Serving};
 pub use listen::ListenError;
 pub use routes::configure;
