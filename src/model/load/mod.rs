@@ -1,6 +1,100 @@
 //! Where weights come from: every format ends in one neutral table of mapped
 //! tensors, from which each backend packs its own.
+//!
+//! Files are untrusted: every count, length and offset is checked against the
+//! file before it is used, and nothing is allocated on a file's word alone. No
+//! device and no model family is known here beyond names and the order of rows.
 
+mod ends;
+mod facts;
+mod folder;
+mod gguf;
+mod mapping;
+pub mod table;
 pub mod tensor;
 
-pub use tensor::{HostTensor, RowOrder, TensorType};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::model::text::TextModel;
+use crate::types::LoadError;
+
+pub use gguf::ARCHITECTURES;
+pub use table::TensorTable;
+pub use tensor::{AffineShape, HostTensor, MetaType, RowOrder, TensorType};
+
+/// A model's files, opened and checked.
+#[derive(Debug)]
+pub struct ModelFiles {
+    /// The configuration in Hugging Face's keys, whatever the format.
+    pub config: Value,
+    /// The weights, mapped; drop it when they are packed.
+    pub tensors: TensorTable,
+    /// The text side.
+    pub text: TextModel,
+    /// The file or folder.
+    pub path: PathBuf,
+}
+
+/// What kind of thing a path is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ModelKind {
+    /// A `.gguf` file.
+    Gguf,
+    /// A folder with `config.json` and safetensors.
+    Folder,
+}
+
+/// Recognises what is at a path, cheaply.
+///
+/// # Errors
+/// `NotFound` where nothing usable is, `Io` where the file system says no.
+pub fn kind(path: &Path) -> Result<ModelKind, LoadError> {
+    let meta = std::fs::metadata(path).map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => LoadError::NotFound {
+            message: format!("no model at {}: give a .gguf file or a model folder", path.display()),
+        },
+        _ => LoadError::Io { path: path.to_owned(), source },
+    })?;
+    if meta.is_dir() {
+        if path.join("config.json").is_file() {
+            return Ok(ModelKind::Folder);
+        }
+        return Err(LoadError::NotFound {
+            message: format!("{} holds no config.json: not a model folder", path.display()),
+        });
+    }
+    if path.extension().is_some_and(|ext| ext.eq_ignore_ascii_case("gguf")) {
+        return Ok(ModelKind::Gguf);
+    }
+    Err(LoadError::NotFound {
+        message: format!("{} is neither a .gguf file nor a model folder", path.display()),
+    })
+}
+
+/// Opens a `.gguf` file or a Hugging Face folder and checks everything that can be
+/// checked without reading the weights themselves.
+///
+/// # Errors
+/// Any [`LoadError`] but `Backend`; never panics on what a file holds.
+pub fn open(path: &Path) -> Result<ModelFiles, LoadError> {
+    match kind(path)? {
+        ModelKind::Gguf => gguf::open(path),
+        ModelKind::Folder => folder::open(path),
+    }
+}
+
+/// A model's id in the API: the file's stem or the folder's name.
+pub fn model_id(path: &Path) -> String {
+    let resolved = if path.file_name().is_none() { path.canonicalize().ok() } else { None };
+    let path = resolved.as_deref().unwrap_or(path);
+    let is_gguf = path.extension().is_some_and(|ext| ext.eq_ignore_ascii_case("gguf"));
+    let name = if is_gguf { path.file_stem() } else { path.file_name() };
+    name.map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+}
+
+/// The format error of a file.
+fn malformed(path: &Path, message: impl Into<String>) -> LoadError {
+    LoadError::Format { path: path.to_owned(), message: message.into() }
+}

@@ -1,0 +1,166 @@
+//! A Hugging Face model folder: `config.json`, safetensors, `tokenizer.json`.
+
+mod quantization;
+mod safetensors;
+mod text;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::mapping::Mapping;
+use super::table::{Entry, Span, TensorTable};
+use super::tensor::{RowOrder, TensorType};
+use super::{ModelFiles, facts, malformed};
+use crate::types::LoadError;
+use quantization::Quantization;
+use safetensors::{Dtype, Stored};
+
+/// Largest JSON file read: a vocabulary with merges is the longest there is.
+const MAX_JSON: u64 = 256 << 20;
+/// Most files a checkpoint may be split into.
+const MAX_SHARDS: usize = 4096;
+const INDEX: &str = "model.safetensors.index.json";
+const SINGLE: &str = "model.safetensors";
+
+/// Opens a folder.
+pub(super) fn open(path: &Path) -> Result<ModelFiles, LoadError> {
+    let config = required_json(&path.join("config.json"))?;
+    let family = config
+        .get("model_type")
+        .and_then(Value::as_str)
+        .ok_or_else(|| malformed(&path.join("config.json"), "there is no `model_type`"))?
+        .to_owned();
+    let quantization = Quantization::of(&config, &path.join("config.json"))?;
+    let tied = config.get("tie_word_embeddings").and_then(Value::as_bool) == Some(true);
+    let mut text = text::text_model(path, &config)?;
+    let tensors = table(path, &quantization, tied)?;
+    text.facts = facts::facts(&family, "safetensors", &tensors, text.context);
+    Ok(ModelFiles { config, tensors, text, path: path.to_owned() })
+}
+
+/// Maps all shards and enters their tensors.
+fn table(path: &Path, quantization: &Quantization, tied: bool) -> Result<TensorTable, LoadError> {
+    let (shards, indexed) = shards(path)?;
+    let mut files = Vec::with_capacity(shards.len());
+    let mut stored: BTreeMap<String, (usize, Stored)> = BTreeMap::new();
+    for (number, shard) in shards.iter().enumerate() {
+        let mapping = Mapping::open(shard)?;
+        for (name, tensor) in safetensors::parse(mapping.bytes(), shard)? {
+            if is_dropped(&name, tied) {
+                continue;
+            }
+            if stored.contains_key(&name) {
+                return Err(malformed(shard, format!("tensor `{name}` is in two files")));
+            }
+            stored.insert(name, (number, tensor));
+        }
+        files.push(mapping);
+    }
+    if let Some(missing) = indexed.iter().find(|name| !is_dropped(name, tied) && !stored.contains_key(*name))
+    {
+        return Err(malformed(&path.join(INDEX), format!("tensor `{missing}` is in none of the files")));
+    }
+    let mut table = TensorTable::new(files);
+    for (name, entry) in entries(&stored, quantization)? {
+        table.insert(name, entry)?;
+    }
+    Ok(table)
+}
+
+/// Buffers that are computed anew, and a head that is the embedding's copy.
+fn is_dropped(name: &str, tied: bool) -> bool {
+    name.ends_with(".rotary_emb.inv_freq") || (tied && name.starts_with("lm_head."))
+}
+
+fn entries(
+    stored: &BTreeMap<String, (usize, Stored)>,
+    quantization: &Quantization,
+) -> Result<Vec<(String, Entry)>, LoadError> {
+    let mut entries = Vec::with_capacity(stored.len());
+    for (name, (file, tensor)) in stored {
+        if quantization::is_part(name, stored) {
+            continue;
+        }
+        let data = Span { file: *file, bytes: tensor.bytes.clone() };
+        let (kind, shape, meta) = match tensor.dtype {
+            Dtype::F32 => (TensorType::F32, tensor.shape.clone(), None),
+            Dtype::F16 => (TensorType::F16, tensor.shape.clone(), None),
+            Dtype::BF16 => (TensorType::BF16, tensor.shape.clone(), None),
+            Dtype::U32 => {
+                let packed = quantization.affine(name, tensor, stored)?;
+                (packed.kind, packed.shape, Some((packed.scales, packed.biases)))
+            }
+            Dtype::Other => {
+                return Err(LoadError::Unsupported {
+                    message: format!(
+                        "tensor `{name}` is {}; supported are F32, F16, BF16 and MLX's 4 and 8 bits",
+                        tensor.dtype_name
+                    ),
+                });
+            }
+        };
+        let entry = Entry { file_name: name.clone(), shape, kind, data, meta, order: RowOrder::Plain };
+        entries.push((name.clone(), entry));
+    }
+    Ok(entries)
+}
+
+/// The files of the checkpoint, and the tensors that the index promises.
+fn shards(path: &Path) -> Result<(Vec<PathBuf>, Vec<String>), LoadError> {
+    let index_path = path.join(INDEX);
+    let Some(index) = optional_json(&index_path)? else {
+        let single = path.join(SINGLE);
+        if single.is_file() {
+            return Ok((vec![single], Vec::new()));
+        }
+        return Err(LoadError::NotFound {
+            message: format!("{} holds neither {SINGLE} nor {INDEX}: there are no weights", path.display()),
+        });
+    };
+    let map = index
+        .get("weight_map")
+        .and_then(Value::as_object)
+        .ok_or_else(|| malformed(&index_path, "there is no `weight_map`"))?;
+    let mut names = std::collections::BTreeSet::new();
+    for (tensor, file) in map {
+        let file = file
+            .as_str()
+            .filter(|file| Path::new(file).file_name().is_some_and(|name| name == *file))
+            .ok_or_else(|| {
+                malformed(&index_path, format!("the file of `{tensor}` is not a plain file name"))
+            })?;
+        names.insert(file);
+    }
+    if names.is_empty() || names.len() > MAX_SHARDS {
+        return Err(malformed(&index_path, format!("names {} files", names.len())));
+    }
+    Ok((names.into_iter().map(|name| path.join(name)).collect(), map.keys().cloned().collect()))
+}
+
+/// Reads a JSON file that must be there.
+fn required_json(path: &Path) -> Result<Value, LoadError> {
+    optional_json(path)?
+        .ok_or_else(|| LoadError::NotFound { message: format!("{} is missing", path.display()) })
+}
+
+/// Reads a JSON file that may be there.
+fn optional_json(path: &Path) -> Result<Option<Value>, LoadError> {
+    let Some(bytes) = optional_bytes(path)? else { return Ok(None) };
+    serde_json::from_slice(&bytes).map(Some).map_err(|error| malformed(path, error.to_string()))
+}
+
+/// Reads a file that may be there, within bounds.
+fn optional_bytes(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
+    let io = |source| LoadError::Io { path: path.to_owned(), source };
+    let size = match std::fs::metadata(path) {
+        Ok(meta) => meta.len(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(io(error)),
+    };
+    if size > MAX_JSON {
+        return Err(malformed(path, format!("has {size} bytes; at most {MAX_JSON} are read")));
+    }
+    std::fs::read(path).map(Some).map_err(io)
+}

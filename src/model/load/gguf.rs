@@ -1,0 +1,120 @@
+//! GGUF: one file with configuration, vocabulary, template and weights.
+//!
+//! Turns all of it into Hugging Face's names, keys and order of rows, so that a
+//! family reads one shape whatever the file was.
+
+mod config;
+mod names;
+mod reader;
+mod text;
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::mapping::Mapping;
+use super::table::{Entry, Span, TensorTable};
+use super::tensor::{HostTensor, RowOrder, TensorType};
+use super::{ModelFiles, facts, malformed};
+use crate::types::LoadError;
+use reader::{Header, TensorInfo};
+
+/// Values of `general.architecture` that are understood.
+pub const ARCHITECTURES: &[&str] = &["llama", "qwen3"];
+
+/// Factors by which a model of the Llama 3 kind divides its rotary frequencies.
+const ROPE_FACTORS: &str = "rope_freqs.weight";
+const EMBEDDING: &str = "token_embd.weight";
+
+/// Opens a file.
+pub(super) fn open(path: &Path) -> Result<ModelFiles, LoadError> {
+    let mapping = Mapping::open(path)?;
+    let header = Header::parse(mapping.bytes(), path)?;
+    let metadata = &header.metadata;
+    let architecture = metadata.text("general.architecture")?;
+    if !ARCHITECTURES.contains(&architecture) {
+        let known = ARCHITECTURES.join(", ");
+        return Err(LoadError::Unsupported {
+            message: format!("architecture `{architecture}` in {}; known: {known}", path.display()),
+        });
+    }
+    if let Some(parts) = metadata.number("split.count")?
+        && parts > 1
+    {
+        return Err(LoadError::Unsupported {
+            message: format!("{} is one of {parts} parts; join them to one file first", path.display()),
+        });
+    }
+    let vocab = embedding_rows(&header, path)?;
+    let factors = rope_factors(&header, mapping.bytes())?;
+    let (config, head_dim) = config::hugging_face(metadata, architecture, &header.tensors, vocab, factors)?;
+    let mut text = text::text_model(metadata, vocab, path)?;
+    text.context = config.get("max_position_embeddings").and_then(Value::as_u64).unwrap_or(0) as u32;
+
+    let entries: Vec<(String, Entry)> = header
+        .tensors
+        .iter()
+        .filter(|info| info.name != ROPE_FACTORS)
+        .map(|info| entry(info, architecture, head_dim))
+        .collect::<Result<_, _>>()?;
+    let family = architecture.to_owned();
+    let mut tensors = TensorTable::new(vec![mapping]);
+    for (name, entry) in entries {
+        tensors.insert(name, entry)?;
+    }
+    text.facts = facts::facts(&family, "GGUF", &tensors, text.context);
+    Ok(ModelFiles { config, tensors, text, path: path.to_owned() })
+}
+
+fn entry(info: &TensorInfo<'_>, architecture: &str, head_dim: usize) -> Result<(String, Entry), LoadError> {
+    let name = names::hugging_face(info.name);
+    let is_rotated = name.ends_with(".q_proj.weight") || name.ends_with(".k_proj.weight");
+    // Converters of this architecture interleave the halves of each head.
+    let order = match architecture {
+        "llama" if is_rotated => RowOrder::RopePairs { head_dim },
+        _ => RowOrder::Plain,
+    };
+    let entry = Entry {
+        file_name: info.name.to_owned(),
+        shape: info.shape.clone(),
+        kind: info.kind()?,
+        data: Span { file: 0, bytes: info.bytes.clone() },
+        meta: None,
+        order,
+    };
+    Ok((name, entry))
+}
+
+fn embedding_rows(header: &Header<'_>, path: &Path) -> Result<usize, LoadError> {
+    let table = header
+        .tensor(EMBEDDING)
+        .ok_or_else(|| malformed(path, format!("there is no tensor `{EMBEDDING}`")))?;
+    match table.shape[..] {
+        [rows, _] => Ok(rows),
+        _ => Err(LoadError::Tensor { name: EMBEDDING.into(), message: "is not a matrix".into() }),
+    }
+}
+
+fn rope_factors(header: &Header<'_>, bytes: &[u8]) -> Result<Option<Vec<f32>>, LoadError> {
+    let Some(info) = header.tensor(ROPE_FACTORS) else { return Ok(None) };
+    let wrong = |message: &str| LoadError::Tensor { name: ROPE_FACTORS.into(), message: message.into() };
+    let (&[len], TensorType::F32) = (&info.shape[..], info.kind()?) else {
+        return Err(wrong("is not a vector of F32"));
+    };
+    let tensor = HostTensor {
+        name: ROPE_FACTORS,
+        rows: 1,
+        cols: len,
+        kind: TensorType::F32,
+        data: bytes.get(info.bytes.clone()).unwrap_or(&[]),
+        scales: &[],
+        biases: &[],
+        order: RowOrder::Plain,
+    };
+    let mut factors = vec![0.0; len];
+    tensor.dequantize_row(0, &mut factors);
+    if factors.iter().any(|factor| !factor.is_finite() || *factor <= 0.0) {
+        return Err(wrong("holds a factor that is not a positive number"));
+    }
+    Ok(Some(factors))
+}
