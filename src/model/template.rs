@@ -1,8 +1,116 @@
-//! Chat templates: minijinja with Hugging Face's environment, untrusted input.
+//! Chat templates: Jinja in the environment that models' authors write for.
+//!
+//! Templates come with models, so they are untrusted: instructions and memory
+//! are bounded by fuel, output and recursion by limits, and nothing can be
+//! loaded or included. What a template prints is text; which of it is control
+//! tokens is decided by [`crate::model::text`].
+
+mod calendar;
+mod environment;
+mod json;
+
+use std::time::SystemTime;
+
+use minijinja::value::Serde;
+use minijinja::{Environment, Value};
+use serde_json::Map;
+
+use crate::types::PrepareError;
+
+/// Instructions and, 64 bytes each, memory that one rendering may use.
+const FUEL: u64 = 16 << 20;
+/// Most bytes that one rendering may print.
+const MAX_OUTPUT: usize = 64 << 20;
+/// Longest template accepted, bytes.
+const MAX_SOURCE: usize = 4 << 20;
+/// Nesting of calls and blocks.
+const RECURSION: usize = 200;
+/// The one template's name in its environment, and in messages.
+const NAME: &str = "chat_template";
+/// What the server sets itself.
+const RESERVED: &[&str] =
+    &["messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"];
 
 /// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
     /// Its source.
     pub source: String,
+    environment: Environment<'static>,
+    special: Map<String, serde_json::Value>,
+}
+
+/// What a template is rendered with.
+#[derive(Clone, Debug)]
+pub struct TemplateInput {
+    /// Messages as the template sees them.
+    pub messages: serde_json::Value,
+    /// Tool definitions, or null.
+    pub tools: serde_json::Value,
+    /// End with the beginning of the assistant's turn.
+    pub add_generation_prompt: bool,
+    /// More variables; may replace `bos_token` and `eos_token`.
+    pub variables: Map<String, serde_json::Value>,
+}
+
+impl ChatTemplate {
+    /// Compiles a template. `special` holds its variables for special tokens, such as `bos_token`.
+    ///
+    /// # Errors
+    /// The compiler's message with the line.
+    pub fn compile(source: String, special: Map<String, serde_json::Value>) -> Result<Self, String> {
+        if source.len() > MAX_SOURCE {
+            return Err(format!("{} bytes long; at most {MAX_SOURCE} are accepted", source.len()));
+        }
+        let mut environment = environment::hugging_face(FUEL, RECURSION)?;
+        environment
+            .add_template_owned(NAME, environment::without_generation_blocks(&source))
+            .map_err(|error| error.to_string())?;
+        Ok(Self { source, environment, special })
+    }
+
+    /// Renders. `now` is what `strftime_now` sees, as UTC.
+    ///
+    /// # Errors
+    /// `Template` with the template's own words when it refuses, else with the engine's;
+    /// `Field` for a variable that is the server's own.
+    pub fn render(&self, input: &TemplateInput, now: SystemTime) -> Result<String, PrepareError> {
+        if let Some(name) = RESERVED.iter().find(|name| input.variables.contains_key(**name)) {
+            return Err(PrepareError::Field {
+                field: "chat_template_kwargs".into(),
+                message: format!("`{name}` is set by the server; leave it out"),
+            });
+        }
+        let mut context: Vec<(String, Value)> = vec![
+            ("messages".into(), Value::from(Serde(&input.messages))),
+            ("tools".into(), Value::from(Serde(&input.tools))),
+            ("documents".into(), Value::from(())),
+            ("add_generation_prompt".into(), Value::from(input.add_generation_prompt)),
+            ("strftime_now".into(), environment::strftime_now(now)),
+        ];
+        for (name, value) in self.special.iter().filter(|(name, _)| !input.variables.contains_key(*name)) {
+            context.push((name.clone(), Value::from(Serde(value))));
+        }
+        for (name, value) in &input.variables {
+            context.push((name.clone(), Value::from(Serde(value))));
+        }
+        let template = self.environment.get_template(NAME).map_err(|error| refusal(&error))?;
+        let mut output = environment::BoundedOutput::new(MAX_OUTPUT);
+        template
+            .render_captured_to(Value::from_pairs(context), &mut output)
+            .map_err(|error| refusal(&error))?;
+        output.into_text().map_err(|message| PrepareError::Template { message })
+    }
+}
+
+/// The template's own words, if it raised, else the engine's.
+fn refusal(error: &minijinja::Error) -> PrepareError {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(step) = cause {
+        if let Some(raised) = step.downcast_ref::<environment::Raised>() {
+            return PrepareError::Template { message: raised.0.clone() };
+        }
+        cause = step.source();
+    }
+    PrepareError::Template { message: error.to_string() }
 }

@@ -2,14 +2,24 @@
 //!
 //! Cheap to share (`Arc`), usable from any thread, no tensors. Preparation
 //! threads render and encode with it, the scheduler detokenizes with it.
+//!
+//! Invariant: the text of a control token in a request's strings reaches the
+//! model as ordinary text; only the template's own become control ids.
 
-use crate::model::template::ChatTemplate;
+mod conversation;
+mod scripted;
+
+use std::time::SystemTime;
+
+use crate::model::template::{ChatTemplate, TemplateInput};
 use crate::model::tokenizer::Tokenizer;
-use crate::types::{SamplingOptions, TokenId};
+use crate::types::{ChatRequest, PrepareError, SamplingOptions, TokenId};
 
 /// Everything about a model that is text.
 #[derive(Debug)]
 pub struct TextModel {
+    /// The model's name, for errors.
+    pub name: String,
     /// Encoder and decoder.
     pub tokenizer: Tokenizer,
     /// `None` for a base model.
@@ -22,4 +32,61 @@ pub struct TextModel {
     pub defaults: SamplingOptions,
     /// Facts for people: family, format, parameter count and so on, in order.
     pub facts: Vec<(String, String)>,
+}
+
+/// A conversation as the template wrote it, not yet tokens.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rendered {
+    text: String,
+    /// Marks what only looks like a control token.
+    sentinel: Option<char>,
+}
+
+impl Rendered {
+    /// The prompt as text, for people.
+    pub fn text(&self) -> String {
+        match self.sentinel {
+            Some(mark) => self.text.replace(mark, ""),
+            None => self.text.clone(),
+        }
+    }
+}
+
+impl TextModel {
+    /// Writes a conversation as the model's prompt, up to the beginning of its answer.
+    /// `now` is what a template that asks for the date gets.
+    ///
+    /// # Errors
+    /// `NoTemplate` for a base model, `Template` with the template's words where it refuses the
+    /// messages, `Field` where a variable or a text cannot be taken.
+    pub fn render(&self, request: &ChatRequest, now: SystemTime) -> Result<Rendered, PrepareError> {
+        let template =
+            self.template.as_ref().ok_or_else(|| PrepareError::NoTemplate { model: self.name.clone() })?;
+        let mut input = TemplateInput {
+            messages: conversation::messages(&request.messages),
+            tools: conversation::tools(&request.tools),
+            add_generation_prompt: true,
+            variables: request.template_kwargs.clone(),
+        };
+        let sentinel = conversation::disarm(&mut input, self.tokenizer.controls(), &template.source)?;
+        let text = template.render(&input, now)?;
+        Ok(Rendered { text, sentinel })
+    }
+
+    /// The prompt's ids. One BOS at most, and one exactly where the model wants it.
+    ///
+    /// # Errors
+    /// `Tokenize` where the encoder fails.
+    pub fn encode(&self, rendered: &Rendered) -> Result<Vec<TokenId>, PrepareError> {
+        let mut ids = self.tokenizer.encode_marked(&rendered.text, rendered.sentinel)?;
+        if let Some(bos) = self.tokenizer.bos() {
+            let leading = ids.iter().take_while(|&&id| id == bos).count();
+            if leading > 1 {
+                ids.drain(1..leading);
+            } else if leading == 0 && self.tokenizer.wants_bos() {
+                ids.insert(0, bos);
+            }
+        }
+        Ok(ids)
+    }
 }

@@ -1,0 +1,240 @@
+//! Makes a [`Tokenizer`] from a GGUF file's vocabulary or from `tokenizer.json`.
+//!
+//! Both are untrusted. The encoder's library may panic on what it does not
+//! expect while it is built, so building is fenced.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use serde_json::Value;
+use tokenizers::models::bpe::{BPE, Merges, Vocab};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{AddedToken, Tokenizer as Encoder};
+
+use super::control::{Control, Controls};
+use super::pretokenizer::{self, Rules};
+use super::{Pieces, Tokenizer, byte_level};
+use crate::types::{LoadError, TokenId};
+
+/// Highest id accepted: a bound on what a hostile file can make us allocate.
+const MAX_VOCAB: u32 = 4 << 20;
+
+/// What kind of token an entry of a vocabulary is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TokenKind {
+    /// Text.
+    Normal,
+    /// Steers; never made from ordinary text, gives no text.
+    Control,
+    /// Matched as a whole before anything else, but text.
+    UserDefined,
+    /// Never produced, never matched.
+    Unused,
+}
+
+/// An entry of a byte-level vocabulary.
+#[derive(Clone, Debug)]
+pub struct BpeToken {
+    /// Normal tokens in the byte alphabet, others as they are.
+    pub text: String,
+    /// Its kind.
+    pub kind: TokenKind,
+}
+
+/// A byte-level BPE vocabulary as GGUF files hold it.
+#[derive(Clone, Debug)]
+pub struct BpeParts {
+    /// By id.
+    pub tokens: Vec<BpeToken>,
+    /// By rank: two tokens each.
+    pub merges: Vec<(String, String)>,
+    /// Name of the pre-tokenizer.
+    pub pre: String,
+    /// Beginning of sequence.
+    pub bos: Option<TokenId>,
+    /// Whether prompts begin with it; `None` = as usual for the pre-tokenizer.
+    pub add_bos: Option<bool>,
+}
+
+impl Tokenizer {
+    /// Builds the tokenizer of a byte-level BPE vocabulary. `path` is for errors.
+    ///
+    /// # Errors
+    /// `Unsupported` for an unknown pre-tokenizer, `Format` for a vocabulary that makes no sense.
+    pub fn from_bpe(parts: BpeParts, path: &Path) -> Result<Self, LoadError> {
+        let rules = pretokenizer::rules(&parts.pre, path)?;
+        let wants_bos = parts.bos.is_some() && parts.add_bos.unwrap_or(rules.bos_by_default);
+        let mut pieces = Pieces::default();
+        let mut controls = Vec::new();
+        let mut added = Vec::new();
+        let mut vocab = Vocab::default();
+        for (index, token) in parts.tokens.iter().enumerate() {
+            let id = index as u32;
+            let control = token.kind == TokenKind::Control;
+            let bytes = match token.kind {
+                TokenKind::Normal | TokenKind::Unused => byte_level::decode(&token.text),
+                TokenKind::Control | TokenKind::UserDefined => None,
+            };
+            pieces.push(bytes.as_deref().unwrap_or(token.text.as_bytes()), control);
+            // The first of two equal texts wins: ids of the second are never produced.
+            vocab.entry(token.text.clone()).or_insert(id);
+            if control {
+                controls.push(Control::plain(&token.text, TokenId(id)));
+            }
+            if matches!(token.kind, TokenKind::Control | TokenKind::UserDefined) {
+                added.push(AddedToken::from(token.text.clone(), control).normalized(false));
+            }
+        }
+        let merges = parts.merges;
+        let encoder = fenced(path, || bpe_encoder(vocab, merges, rules, &added))?;
+        let controls = Controls::new(controls).map_err(|message| format_error(path, message))?;
+        Ok(Self { encoder, controls, pieces, bos: parts.bos, wants_bos })
+    }
+
+    /// Builds the tokenizer of a `tokenizer.json`. `bos` is the BOS token's text, `add_bos`
+    /// what the folder says about it; `None` = ask the file's post-processor.
+    ///
+    /// # Errors
+    /// `Format` for a file that makes no sense, `Unsupported` for a decoder that is neither
+    /// byte-level nor with byte fallback.
+    pub fn from_json(
+        json: &[u8],
+        bos: Option<&str>,
+        add_bos: Option<bool>,
+        path: &Path,
+    ) -> Result<Self, LoadError> {
+        let document: Value =
+            serde_json::from_slice(json).map_err(|error| format_error(path, error.to_string()))?;
+        let alphabet = Alphabet::of(&document, path)?;
+        let mut encoder = fenced(path, || Encoder::from_bytes(json))?;
+        // Truncation and padding are for training batches, not for prompts.
+        encoder.with_padding(None);
+        encoder.with_truncation(None).map_err(|error| format_error(path, error.to_string()))?;
+
+        let added = encoder.get_added_tokens_decoder();
+        let by_id: HashMap<u32, String> =
+            encoder.get_vocab(true).into_iter().map(|(text, id)| (id, text)).collect();
+        let size = by_id.keys().max().map_or(0, |&id| id.saturating_add(1));
+        if size == 0 || size > MAX_VOCAB {
+            return Err(format_error(
+                path,
+                format!("{size} token ids; between 1 and {MAX_VOCAB} are accepted"),
+            ));
+        }
+        let mut pieces = Pieces::default();
+        let mut controls = Vec::new();
+        for id in 0..size {
+            match (added.get(&id), by_id.get(&id)) {
+                (Some(token), _) => {
+                    pieces.push(token.content.as_bytes(), token.special);
+                    if token.special {
+                        controls.push(Control {
+                            text: token.content.clone(),
+                            id: TokenId(id),
+                            lstrip: token.lstrip,
+                            rstrip: token.rstrip,
+                            single_word: token.single_word,
+                        });
+                    }
+                }
+                (None, Some(text)) => pieces.push(&alphabet.bytes(text), false),
+                (None, None) => pieces.push(&[], false),
+            }
+        }
+        let bos = bos.and_then(|text| encoder.token_to_id(text)).map(TokenId);
+        let wants_bos = match (bos, add_bos) {
+            (None, _) => false,
+            (Some(_), Some(add)) => add,
+            (Some(bos), None) => {
+                encoder.encode("a", true).is_ok_and(|ids| ids.get_ids().first() == Some(&bos.0))
+            }
+        };
+        encoder.set_encode_special_tokens(true);
+        let controls = Controls::new(controls).map_err(|message| format_error(path, message))?;
+        Ok(Self { encoder, controls, pieces, bos, wants_bos })
+    }
+}
+
+impl Control {
+    fn plain(text: &str, id: TokenId) -> Self {
+        Self { text: text.to_owned(), id, lstrip: false, rstrip: false, single_word: false }
+    }
+}
+
+/// How a `tokenizer.json` writes bytes in its tokens.
+#[derive(Clone, Copy)]
+enum Alphabet {
+    /// One printable character a byte.
+    ByteLevel,
+    /// U+2581 for a space, `<0xNN>` for a byte.
+    ByteFallback,
+}
+
+impl Alphabet {
+    fn of(document: &Value, path: &Path) -> Result<Self, LoadError> {
+        let decoder = document.get("decoder").unwrap_or(&Value::Null);
+        let has = |name: &str| {
+            let is = |step: &Value| step.get("type").and_then(Value::as_str) == Some(name);
+            is(decoder) || decoder.get("decoders").and_then(Value::as_array).is_some_and(|s| s.iter().any(is))
+        };
+        if has("ByteLevel") {
+            Ok(Self::ByteLevel)
+        } else if has("ByteFallback") {
+            Ok(Self::ByteFallback)
+        } else {
+            Err(LoadError::Unsupported {
+                message: format!(
+                    "the decoder in {}; known are byte-level ones and ones with byte fallback",
+                    path.display()
+                ),
+            })
+        }
+    }
+
+    fn bytes(self, token: &str) -> Vec<u8> {
+        match self {
+            Self::ByteLevel => byte_level::decode(token).unwrap_or_else(|| token.as_bytes().to_vec()),
+            Self::ByteFallback => match fallback_byte(token) {
+                Some(byte) => vec![byte],
+                None => token.replace('\u{2581}', " ").into_bytes(),
+            },
+        }
+    }
+}
+
+fn fallback_byte(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok()).flatten()
+}
+
+fn bpe_encoder(
+    vocab: Vocab,
+    merges: Merges,
+    rules: Rules,
+    added: &[AddedToken],
+) -> tokenizers::Result<Encoder> {
+    let model = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(rules.ignore_merges).build()?;
+    let mut encoder = Encoder::new(model);
+    encoder.with_normalizer(rules.normalizer);
+    encoder.with_pre_tokenizer(Some(rules.pre_tokenizer));
+    encoder.with_decoder(Some(ByteLevel::default()));
+    let (special, plain): (Vec<_>, Vec<_>) = added.iter().cloned().partition(|token| token.special);
+    encoder.add_special_tokens(&special);
+    encoder.add_tokens(&plain);
+    encoder.set_encode_special_tokens(true);
+    Ok(encoder)
+}
+
+/// Runs a step of building and turns an error or a panic into a `LoadError`.
+fn fenced<T>(path: &Path, build: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, LoadError> {
+    match catch_unwind(AssertUnwindSafe(build)) {
+        Ok(Ok(built)) => Ok(built),
+        Ok(Err(error)) => Err(format_error(path, format!("tokenizer: {error}"))),
+        Err(_) => Err(format_error(path, "tokenizer: the vocabulary contradicts itself".into())),
+    }
+}
+
+fn format_error(path: &Path, message: String) -> LoadError {
+    LoadError::Format { path: path.to_owned(), message }
+}

@@ -1,0 +1,143 @@
+//! Control tokens in text: finding the template's own, and breaking those that
+//! a request's strings pretend to be.
+//!
+//! A request's string is made harmless before rendering by a sentinel character
+//! inside every occurrence of a control token's text. It is deleted again after
+//! the rendered text was split at the real ones, so the model reads exactly what
+//! was sent. Tokens of a single character cannot be broken and are never matched.
+
+use std::borrow::Cow;
+use std::collections::{BTreeSet, HashMap};
+
+use aho_corasick::{AhoCorasick, MatchKind};
+
+use crate::types::TokenId;
+
+/// A control token and how it treats its neighbourhood.
+#[derive(Clone, Debug)]
+pub(crate) struct Control {
+    /// Exact text, at least two characters.
+    pub text: String,
+    /// Its id.
+    pub id: TokenId,
+    /// Swallows the space before it.
+    pub lstrip: bool,
+    /// Swallows the space after it.
+    pub rstrip: bool,
+    /// Only matched where no letter, digit or underscore touches it.
+    pub single_word: bool,
+}
+
+/// A control token found in a text: bytes `start..end` belong to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub start: usize,
+    pub end: usize,
+    pub id: TokenId,
+}
+
+/// All control tokens of a vocabulary.
+#[derive(Debug)]
+pub(crate) struct Controls {
+    tokens: Vec<Control>,
+    by_text: HashMap<String, TokenId>,
+    /// Leftmost, longest: how the models' own tokenizers split.
+    split: Option<AhoCorasick>,
+    /// Every occurrence, overlapping ones too: what must be broken.
+    all: Option<AhoCorasick>,
+}
+
+impl Controls {
+    /// Indexes the tokens; those of fewer than two characters are left out.
+    pub fn new(mut tokens: Vec<Control>) -> Result<Self, String> {
+        tokens.retain(|token| token.text.chars().count() >= 2);
+        let build = |kind| {
+            AhoCorasick::builder()
+                .match_kind(kind)
+                .build(tokens.iter().map(|token| &token.text))
+                .map(|automaton| (!tokens.is_empty()).then_some(automaton))
+                .map_err(|error| error.to_string())
+        };
+        let split = build(MatchKind::LeftmostLongest)?;
+        let all = build(MatchKind::Standard)?;
+        let by_text = tokens.iter().map(|token| (token.text.clone(), token.id)).collect();
+        Ok(Self { tokens, by_text, split, all })
+    }
+
+    /// The id of a control token's exact text.
+    pub fn id(&self, text: &str) -> Option<TokenId> {
+        self.by_text.get(text).copied()
+    }
+
+    /// Control tokens in a trusted text, from left to right.
+    pub fn find<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Found> + 'a {
+        self.split.iter().flat_map(move |automaton| {
+            automaton.find_iter(text).filter_map(move |found| {
+                let token = self.tokens.get(found.pattern().as_usize())?;
+                let (before, after) = (&text[..found.start()], &text[found.end()..]);
+                if token.single_word && (before.ends_with(is_word) || after.starts_with(is_word)) {
+                    return None;
+                }
+                let start = if token.lstrip { before.trim_end().len() } else { found.start() };
+                let end = if token.rstrip { text.len() - after.trim_start().len() } else { found.end() };
+                Some(Found { start, end, id: token.id })
+            })
+        })
+    }
+
+    /// Whether [`Controls::break_in`] would change the text.
+    pub fn must_break(&self, text: &str) -> bool {
+        !self.breaks(text).is_empty()
+    }
+
+    /// Puts `sentinel` into every occurrence of a control token's text, and into what could
+    /// become one together with the text that a template puts before or after it.
+    pub fn break_in<'t>(&self, text: &'t str, sentinel: char) -> Cow<'t, str> {
+        let breaks = self.breaks(text);
+        if breaks.is_empty() {
+            return Cow::Borrowed(text);
+        }
+        let mut broken = String::with_capacity(text.len() + breaks.len() * sentinel.len_utf8());
+        let mut done = 0;
+        for at in breaks {
+            broken.push_str(&text[done..at]);
+            broken.push(sentinel);
+            done = at;
+        }
+        broken.push_str(&text[done..]);
+        Cow::Owned(broken)
+    }
+
+    /// Byte positions, at character boundaries, where a sentinel belongs.
+    fn breaks(&self, text: &str) -> BTreeSet<usize> {
+        let Some(all) = &self.all else { return BTreeSet::new() };
+        let mut breaks: BTreeSet<usize> = all
+            .find_overlapping_iter(text)
+            .map(|found| found.start() + first_char_len(&text[found.start()..]))
+            .collect();
+        for token in &self.tokens {
+            for (cut, _) in token.text.char_indices().skip(1) {
+                // The beginning of a token at the text's end …
+                if text.ends_with(&token.text[..cut]) {
+                    breaks.insert(text.len() - cut + first_char_len(&token.text));
+                }
+                // … and the rest of one at its beginning. A single last character, often
+                // ">", is left alone: text before it would have to be a whole token otherwise.
+                let rest = &token.text[cut..];
+                let first = first_char_len(rest);
+                if first < rest.len() && text.starts_with(rest) {
+                    breaks.insert(first);
+                }
+            }
+        }
+        breaks
+    }
+}
+
+fn first_char_len(text: &str) -> usize {
+    text.chars().next().map_or(0, char::len_utf8)
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}

@@ -1,0 +1,55 @@
+//! Ids to text one at a time, for a stream.
+//!
+//! Invariant: the pieces of any split of an id sequence join to the text of the
+//! whole, and no piece holds half a character.
+
+use std::sync::Arc;
+
+use crate::model::text::TextModel;
+use crate::types::TokenId;
+
+/// An incremental decoder of one answer. Control tokens give no text.
+#[derive(Debug)]
+pub struct Detokenizer {
+    text: Arc<TextModel>,
+    /// Bytes that may still become a character: at most three between calls.
+    pending: Vec<u8>,
+}
+
+impl Detokenizer {
+    /// Starts an answer.
+    pub fn new(text: Arc<TextModel>) -> Self {
+        Self { text, pending: Vec::new() }
+    }
+
+    /// Takes the next id and gives the text that is certain now, possibly none.
+    /// Bytes that can never become a character give U+FFFD.
+    pub fn push(&mut self, token: TokenId) -> String {
+        self.pending.extend_from_slice(self.text.tokenizer.text_bytes(token));
+        let complete = self.pending.len() - incomplete_tail(&self.pending);
+        let text = String::from_utf8_lossy(&self.pending[..complete]).into_owned();
+        self.pending.drain(..complete);
+        text
+    }
+
+    /// Ends the answer: an incomplete character becomes one U+FFFD.
+    pub fn finish(&mut self) -> String {
+        let text = String::from_utf8_lossy(&self.pending).into_owned();
+        self.pending.clear();
+        text
+    }
+}
+
+/// How many bytes at the end are the valid beginning of an unfinished character.
+fn incomplete_tail(bytes: &[u8]) -> usize {
+    let mut rest = bytes;
+    loop {
+        match std::str::from_utf8(rest) {
+            Ok(_) => return 0,
+            Err(error) => match error.error_len() {
+                None => return rest.len() - error.valid_up_to(),
+                Some(bad) => rest = &rest[error.valid_up_to() + bad..],
+            },
+        }
+    }
+}
