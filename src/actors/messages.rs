@@ -11,9 +11,9 @@ use actix::Message;
 use tokio::sync::mpsc;
 
 use crate::actors::stream::EventSink;
+use crate::model::LoadedModel;
 use crate::model::text::TextModel;
-use crate::model::{LoadedModel, PreparedEngine};
-use crate::types::{ChatEvent, ChatRequest, Epoch, PrepareError, PreparedPrompt, Refusal, RequestId, Ticket};
+use crate::types::{ChatEvent, ChatRequest, Epoch, PreparedPrompt, Refusal, RequestId, Ticket};
 
 /// Asks for an answer. From an HTTP handler, or a host's own actor, to the gateway.
 ///
@@ -44,10 +44,9 @@ pub struct ChatStream {
 
 /// Turns a request into ids and resolved parameters. From the gateway to the preparation pool.
 #[derive(Message)]
-#[rtype(result = "Result<PreparedPrompt, PrepareError>")]
+#[rtype(result = "Result<PreparedPrompt, Refusal>")]
 pub(crate) struct Prepare {
     pub(crate) request: ChatRequest,
-    pub(crate) model: String,
     pub(crate) text: Arc<TextModel>,
     /// Most tokens of prompt and answer together.
     pub(crate) context: u32,
@@ -132,6 +131,12 @@ pub(crate) struct Reset {
     pub(crate) epoch: Epoch,
 }
 
+/// The prompt cache gave rows up: close their sequences. From the prompt cache to the
+/// scheduler, which owns the engine.
+#[derive(Message, Clone, Copy, Debug)]
+#[rtype(result = "()")]
+pub(crate) struct CloseReleased;
+
 /// Asks what prompt reuse did so far. From anybody to the prompt cache.
 #[derive(Message, Clone, Copy, Debug, Default)]
 #[rtype(result = "CacheReport")]
@@ -180,9 +185,3 @@ pub(crate) struct Drained;
 #[derive(Message, Clone, Copy, Debug)]
 #[rtype(result = "()")]
 pub(crate) struct Halt;
-
-const _: () = {
-    /// Loads travel from the loader thread: that is the seam's promise.
-    const fn travels<T: Send + ?Sized>() {}
-    travels::<Box<dyn PreparedEngine>>();
-};

@@ -6,15 +6,24 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix::Recipient;
+use actix::prelude::*;
 use tokio::sync::watch;
 
-use crate::actors::messages::{CacheStatistics, ChatStream, ClearCache, OpenChat, Transcribe};
+use crate::actors::gateway::{Gateway, Served};
+use crate::actors::loader::Loader;
+use crate::actors::messages::{CacheStatistics, ChatStream, ClearCache, Drain, Halt, OpenChat, Transcribe};
+use crate::actors::scheduler::BatchScheduler;
+use crate::actors::scheduler::core::Settings;
+use crate::actors::scheduler::restart::RestartPolicy;
 use crate::actors::status::{Board, Health, ModelStatus};
+use crate::actors::threads::{ComputeActors, Threads};
 use crate::config::Config;
 use crate::model::ModelSource;
 use crate::observe::{Gauges, Pulse};
-use crate::types::{ChatRequest, Clock, Refusal, SystemClock};
+use crate::types::{ChatRequest, Clock, LiveCount, Refusal, SystemClock, TicketOffice};
+
+/// How long a drain waits for requests that were in preparation at its deadline.
+const LAST_REFUSALS: Duration = Duration::from_secs(1);
 
 /// Why an instance could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -42,9 +51,10 @@ pub enum StartError {
 
 /// Collects what an instance is made of. See [`Greenroom::builder`].
 pub struct GreenroomBuilder {
-    pub(crate) config: Config,
-    pub(crate) models: Vec<Arc<dyn ModelSource>>,
-    pub(crate) clock: Arc<dyn Clock>,
+    config: Config,
+    models: Vec<Arc<dyn ModelSource>>,
+    clock: Arc<dyn Clock>,
+    restarts: RestartPolicy,
 }
 
 impl GreenroomBuilder {
@@ -62,24 +72,115 @@ impl GreenroomBuilder {
         self
     }
 
+    /// Replaces how often and after what pause a broken engine is rebuilt.
+    #[must_use]
+    pub fn restarts(mut self, policy: RestartPolicy) -> Self {
+        self.restarts = policy;
+        self
+    }
+
     /// Starts threads and actors; models load in the background. Needs a running actix `System`.
     ///
     /// # Errors
     /// See [`StartError`].
     pub async fn start(self) -> Result<Greenroom, StartError> {
-        Err(StartError::NoModel)
+        let ids = self.check()?;
+        let live = LiveCount::default();
+        let gauges = Arc::new(Gauges::default());
+        gauges.watch_tickets(Arc::new({
+            let live = live.clone();
+            move || live.get()
+        }));
+        let board = Arc::new(Board::new(&ids, self.clock.wall()));
+        let (mut threads, loader) = Threads::start()?;
+        // The gateway's address exists before it runs: the schedulers report to it.
+        let gateway = Context::<Gateway>::new();
+        let compute = self.compute_actors(&gateway.address(), &gauges, loader);
+        let pulses = compute.pulses();
+        let addresses = threads.start_actors(compute).await?;
+        let max_rows = self.config.scheduler.max_rows.max(1);
+        let open_chat = gateway.address();
+        let gateway = gateway.run(Gateway {
+            models: ids
+                .iter()
+                .zip(&addresses.schedulers)
+                .map(|(id, scheduler)| Served::new(id.clone(), scheduler.clone()))
+                .collect(),
+            preparation: threads.start_preparation(self.config.sampling.clone()),
+            tickets: TicketOffice::new(
+                max_rows.saturating_add(self.config.scheduler.max_queue),
+                live.clone(),
+            ),
+            live: live.clone(),
+            max_rows,
+            context_limit: self.config.engine.context,
+            board: Arc::clone(&board),
+            gauges: Arc::clone(&gauges),
+            clock: Arc::clone(&self.clock),
+        });
+        let handles = Handles {
+            open_chat: open_chat.recipient(),
+            transcribe: addresses.transcription.recipient(),
+            cache: addresses.cache.clone().recipient(),
+            clear_cache: addresses.cache.recipient(),
+            board,
+            gauges,
+            pulses,
+            clock: self.clock,
+        };
+        Ok(Greenroom { handles, gateway, schedulers: addresses.schedulers, live, threads })
+    }
+
+    fn check(&self) -> Result<Vec<String>, StartError> {
+        if actix::System::try_current().is_none() {
+            return Err(StartError::NoSystem);
+        }
+        let mut ids: Vec<String> = Vec::new();
+        for model in &self.models {
+            if ids.iter().any(|id| id == model.id()) {
+                return Err(StartError::DuplicateModel { id: model.id().to_owned() });
+            }
+            ids.push(model.id().to_owned());
+        }
+        if ids.is_empty() { Err(StartError::NoModel) } else { Ok(ids) }
+    }
+
+    fn compute_actors(&self, gateway: &Addr<Gateway>, gauges: &Arc<Gauges>, loader: Loader) -> ComputeActors {
+        ComputeActors {
+            settings: self
+                .models
+                .iter()
+                .map(|model| Settings::new(model.id(), &self.config, &self.clock, gauges))
+                .collect(),
+            sources: self.models.clone(),
+            entries: if self.config.cache.enabled { self.config.cache.max_entries } else { 0 },
+            restarts: self.restarts,
+            loader,
+            gateway: gateway.downgrade().recipient(),
+        }
     }
 }
 
-/// A running instance. Dropping it without [`Greenroom::stop`] leaves its threads to the process' end.
+/// A running instance.
+///
+/// Dropping it without [`Greenroom::stop`] asks its threads to end but does not wait for them.
 pub struct Greenroom {
     handles: Handles,
+    gateway: Addr<Gateway>,
+    schedulers: Vec<Addr<BatchScheduler>>,
+    live: LiveCount,
+    threads: Threads,
 }
 
 impl Greenroom {
     /// Begins an instance with these settings.
     pub fn builder(config: Config) -> GreenroomBuilder {
-        GreenroomBuilder { config, models: Vec::new(), clock: Arc::new(SystemClock::new()) }
+        GreenroomBuilder {
+            config,
+            models: Vec::new(),
+            clock: Arc::new(SystemClock::new()),
+            restarts: RestartPolicy::default(),
+        }
     }
 
     /// What HTTP and a host's own actors need; cheap to clone.
@@ -118,12 +219,30 @@ impl Greenroom {
 
     /// Refuses new work, waits for what is under way, at the deadline ends streams with
     /// [`crate::types::FailureReason::ShuttingDown`].
+    ///
+    /// # Cancellation
+    /// New work stays refused; open streams go on.
     pub async fn drain(&self, deadline: Duration) {
-        let _ = deadline;
+        let drain = Drain { deadline };
+        // An actor that is gone has nothing under way.
+        let _gone = self.gateway.send(drain).await;
+        for scheduler in &self.schedulers {
+            let _gone = scheduler.send(drain).await;
+        }
+        // Requests in preparation are refused at the scheduler's door.
+        let _at_most = tokio::time::timeout(LAST_REFUSALS, self.live.none_left()).await;
     }
 
     /// Ends all actors and threads. Streams that are still open are ended.
-    pub async fn stop(self) {}
+    ///
+    /// A load under way cannot be interrupted: if it takes longer than a few seconds its
+    /// thread is left to end by itself.
+    pub async fn stop(self) {
+        self.drain(Duration::ZERO).await;
+        let _gone = self.gateway.send(Halt).await;
+        drop((self.gateway, self.schedulers, self.handles));
+        self.threads.join().await;
+    }
 }
 
 /// What HTTP and a host's own actors need of an instance.
@@ -135,7 +254,7 @@ pub struct Handles {
     clear_cache: Recipient<ClearCache>,
     board: Arc<Board>,
     gauges: Arc<Gauges>,
-    pulses: Arc<[Pulse]>,
+    pulses: Vec<Arc<Pulse>>,
     clock: Arc<dyn Clock>,
 }
 
