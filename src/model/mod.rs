@@ -15,8 +15,15 @@ use crate::types::{EngineError, Epoch, LoadError, SamplingParams, SequenceId, To
 
 #[cfg(feature = "cpu")]
 pub mod cpu;
+pub mod engine;
+pub mod families;
 pub mod load;
+#[cfg(feature = "mlx")]
+pub mod mlx;
 pub mod ops;
+pub mod plain;
+pub mod sampler;
+pub mod source;
 pub mod template;
 pub mod text;
 pub mod tokenizer;

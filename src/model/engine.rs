@@ -1,0 +1,305 @@
+//! The engine over any backend: checks a plan, runs the family's forward over
+//! the packed step, samples, commits.
+//!
+//! Knows neither files nor devices; a family and a backend meet here. What holds
+//! after every call, also one that failed or panicked: a sequence's committed
+//! tokens are exactly those of steps that were collected, because the operators
+//! only write beyond the committed length.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::model::families::{Decoder, DecoderFacts, PackedDecoder};
+use crate::model::ops::{KvStore, Logits, Ops, StartOps, Step, StepRow};
+use crate::model::sampler::Sampler;
+use crate::model::{Engine, EngineInfo, EngineMemory, PlanRow, PreparedEngine, RowOutcome};
+use crate::model::{StepHandle, StepOutcome, StepPlan, Want};
+use crate::types::{EngineError, Epoch, SequenceId, TokenId};
+
+/// A family's decoder on a backend.
+pub struct DecoderEngine<O: Ops> {
+    info: EngineInfo,
+    ops: O,
+    kv: O::Kv,
+    decoder: Box<dyn Decoder<O>>,
+    sampler: Sampler,
+    /// Tokens that each open sequence has room for.
+    rooms: HashMap<SequenceId, u32>,
+    next_step: u64,
+    pending: Option<Pending>,
+}
+
+/// A step that ran and waits to be collected.
+struct Pending {
+    step: u64,
+    rows: Vec<PendingRow>,
+}
+
+struct PendingRow {
+    sequence: SequenceId,
+    /// Committed length when it ran.
+    start: u32,
+    /// Committed length once collected.
+    end: u32,
+    outcome: RowOutcome,
+}
+
+/// A plan, packed.
+struct PackedStep {
+    tokens: Vec<TokenId>,
+    positions: Vec<u32>,
+    rows: Vec<StepRow>,
+    /// Packed indices whose logits are wanted.
+    wanted: Vec<usize>,
+}
+
+impl<O: Ops> DecoderEngine<O> {
+    /// Joins a started backend with the family's adopted weights. `context` is the
+    /// most tokens a sequence may hold.
+    pub fn new(ops: O, kv: O::Kv, decoder: Box<dyn Decoder<O>>, facts: &DecoderFacts, life: Life) -> Self {
+        let stats = kv.stats();
+        let info = EngineInfo {
+            epoch: life.epoch,
+            vocab: facts.vocab,
+            context: life.context,
+            kv_bytes_per_token: stats.bytes_per_token,
+            kv_block_tokens: stats.block_tokens,
+            numerics_id: ops.numerics_id(),
+            device: ops.device(),
+        };
+        Self {
+            info,
+            ops,
+            kv,
+            decoder,
+            sampler: Sampler::default(),
+            rooms: HashMap::new(),
+            next_step: 0,
+            pending: None,
+        }
+    }
+
+    fn check_row(&self, row: &PlanRow<'_>) -> Result<(), EngineError> {
+        let committed = self.kv.len(row.sequence)?;
+        let room = self.rooms.get(&row.sequence).copied().unwrap_or(0);
+        let end = u64::from(row.start) + row.input.len() as u64;
+        let message = if row.input.is_empty() {
+            "a row has no input".into()
+        } else if row.start != committed {
+            format!("a row starts at {}, its sequence holds {committed} tokens", row.start)
+        } else if end > u64::from(room) {
+            format!("a row ends at {end}, its sequence has room for {room} tokens")
+        } else if let Some(token) = row.input.iter().find(|token| token.0 >= self.info.vocab) {
+            format!("token {token} is outside the vocabulary of {}", self.info.vocab)
+        } else {
+            return Ok(());
+        };
+        Err(EngineError::InvalidPlan { message })
+    }
+
+    fn check(&self, plan: &StepPlan<'_>) -> Result<(), EngineError> {
+        if plan.rows.is_empty() {
+            return Err(EngineError::InvalidPlan { message: "a plan has no rows".into() });
+        }
+        let mut seen = HashSet::new();
+        for row in &plan.rows {
+            if !seen.insert(row.sequence) {
+                let message = format!("sequence {:?} is in the plan twice", row.sequence);
+                return Err(EngineError::InvalidPlan { message });
+            }
+            self.check_row(row)?;
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, packed: &PackedStep) -> Result<Logits, EngineError> {
+        let step = Step { tokens: &packed.tokens, positions: &packed.positions, rows: &packed.rows };
+        let hidden = self.decoder.forward(&mut self.ops, &mut self.kv, &step)?;
+        // Also without wanted rows: a lazy backend computes the step here.
+        self.decoder.logits(&mut self.ops, &hidden, &packed.wanted)
+    }
+
+    /// Commits a row; one that was closed or truncated since the step ran fails alone.
+    fn commit(&mut self, sequence: SequenceId, start: u32, end: u32) -> Result<(), EngineError> {
+        let committed = self.kv.len(sequence)?;
+        if committed != start {
+            let message = format!("a row's sequence went from {start} to {committed} tokens while it ran");
+            return Err(EngineError::InvalidPlan { message });
+        }
+        self.kv.commit(sequence, end)
+    }
+
+    fn outcome(&mut self, row: &PlanRow<'_>, logits: &[&[f32]]) -> RowOutcome {
+        if !logits.iter().all(|row| row.iter().all(|value| value.is_finite())) {
+            return RowOutcome::Failed(EngineError::NotANumber);
+        }
+        match (row.want, logits.last()) {
+            (Want::Sample(wanted), Some(last)) => match self.sampler.draw(last, &wanted) {
+                Ok(drawn) => RowOutcome::Sampled { token: drawn.token, logprob: drawn.logprob },
+                Err(error) => RowOutcome::Failed(error),
+            },
+            (Want::Nothing, _) | (Want::Sample(_), None) => RowOutcome::Advanced,
+            _ => RowOutcome::Logits(logits.iter().map(|row| row.to_vec()).collect()),
+        }
+    }
+}
+
+/// What an engine's life is given: which one it is, and its limit.
+#[derive(Clone, Copy, Debug)]
+pub struct Life {
+    /// Stamped on every sequence.
+    pub epoch: Epoch,
+    /// Most tokens a sequence may hold.
+    pub context: u32,
+}
+
+/// How many positions of a row want logits.
+fn wanted_of(row: &PlanRow<'_>) -> usize {
+    match row.want {
+        Want::Nothing => 0,
+        Want::Sample(_) | Want::LastLogits => 1,
+        Want::AllLogits => row.input.len(),
+    }
+}
+
+fn pack(plan: &StepPlan<'_>) -> PackedStep {
+    let mut packed =
+        PackedStep { tokens: Vec::new(), positions: Vec::new(), rows: Vec::new(), wanted: Vec::new() };
+    for row in &plan.rows {
+        let first = packed.tokens.len();
+        packed.tokens.extend_from_slice(row.input);
+        let end = row.start + row.input.len() as u32;
+        packed.positions.extend(row.start..end);
+        packed.rows.push(StepRow { sequence: row.sequence, first, len: row.input.len(), start: row.start });
+        let after = packed.tokens.len();
+        packed.wanted.extend(after - wanted_of(row)..after);
+    }
+    packed
+}
+
+impl<O: Ops> Engine for DecoderEngine<O> {
+    fn info(&self) -> &EngineInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> EngineMemory {
+        let stats = self.kv.stats();
+        EngineMemory {
+            weight_bytes: self.ops.weight_bytes(),
+            kv_capacity_bytes: stats.capacity_bytes,
+            kv_used_bytes: stats.used_bytes,
+        }
+    }
+
+    fn open(&mut self, from: Option<(SequenceId, u32)>) -> Result<SequenceId, EngineError> {
+        let sequence = self.kv.open(from)?;
+        self.rooms.insert(sequence, from.map_or(0, |(_, tokens)| tokens));
+        Ok(sequence)
+    }
+
+    fn reserve(&mut self, sequence: SequenceId, tokens: u32) -> Result<(), EngineError> {
+        if tokens > self.info.context {
+            let context = self.info.context;
+            let message = format!("room for {tokens} tokens asked for, the context is {context}");
+            return Err(EngineError::InvalidPlan { message });
+        }
+        self.kv.reserve(sequence, tokens)?;
+        let room = self.rooms.entry(sequence).or_insert(0);
+        *room = tokens.max(*room);
+        Ok(())
+    }
+
+    fn truncate(&mut self, sequence: SequenceId, tokens: u32) -> Result<(), EngineError> {
+        self.kv.truncate(sequence, tokens)?;
+        if let Some(room) = self.rooms.get_mut(&sequence) {
+            *room = tokens.min(*room);
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, sequence: SequenceId) {
+        self.kv.close(sequence);
+        self.rooms.remove(&sequence);
+    }
+
+    fn submit(&mut self, plan: &StepPlan<'_>) -> Result<StepHandle, EngineError> {
+        // A step that was never collected is forgotten: it committed nothing.
+        self.pending = None;
+        self.check(plan)?;
+        let packed = pack(plan);
+        let logits = self.run(&packed)?;
+        let mut rows = Vec::with_capacity(plan.rows.len());
+        let mut first = 0;
+        for row in &plan.rows {
+            let wanted: Vec<&[f32]> = (first..first + wanted_of(row)).map(|at| logits.row(at)).collect();
+            first += wanted.len();
+            let end = row.start + row.input.len() as u32;
+            let outcome = self.outcome(row, &wanted);
+            rows.push(PendingRow { sequence: row.sequence, start: row.start, end, outcome });
+        }
+        let step = self.next_step;
+        self.next_step += 1;
+        self.pending = Some(Pending { step, rows });
+        Ok(StepHandle(step))
+    }
+
+    fn collect(&mut self, step: StepHandle) -> Result<StepOutcome, EngineError> {
+        let pending = match self.pending.take() {
+            Some(pending) if pending.step == step.0 => pending,
+            other => {
+                self.pending = other;
+                let message = format!("step {} is not under way", step.0);
+                return Err(EngineError::InvalidPlan { message });
+            }
+        };
+        let mut outcome = StepOutcome::default();
+        for row in pending.rows {
+            outcome.rows.push(match row.outcome {
+                RowOutcome::Failed(error) => RowOutcome::Failed(error),
+                good => match self.commit(row.sequence, row.start, row.end) {
+                    Ok(()) => good,
+                    // A lazy device that fails here may have failed anywhere.
+                    Err(error @ EngineError::Device { .. }) => return Err(error),
+                    Err(error) => RowOutcome::Failed(error),
+                },
+            });
+        }
+        Ok(outcome)
+    }
+}
+
+/// A packed model with what its backend is started with.
+pub struct Prepared<O: Ops> {
+    /// Of the backend.
+    pub config: O::Config,
+    /// The family's weights.
+    pub packed: PackedDecoder<O>,
+    /// Most tokens a sequence may hold.
+    pub context: u32,
+    /// Key-value bytes that may be used.
+    pub kv_budget_bytes: u64,
+}
+
+impl<O: Ops + 'static> Prepared<O> {
+    /// Brings the backend up and takes the weights over, on the compute thread.
+    ///
+    /// # Errors
+    /// `Device` when the backend cannot be brought up.
+    pub fn into_engine(self, epoch: Epoch) -> Result<DecoderEngine<O>, EngineError> {
+        let start = StartOps {
+            epoch,
+            kv: self.packed.facts.kv,
+            kv_budget_bytes: self.kv_budget_bytes,
+            context: self.context,
+        };
+        let (mut ops, kv) = O::start(&self.config, &start)?;
+        let facts = self.packed.facts.clone();
+        let decoder = self.packed.adopt(&mut ops)?;
+        Ok(DecoderEngine::new(ops, kv, decoder, &facts, Life { epoch, context: self.context }))
+    }
+}
+
+impl<O: Ops + 'static> PreparedEngine for Prepared<O> {
+    fn adopt(self: Box<Self>, epoch: Epoch) -> Result<Box<dyn Engine>, EngineError> {
+        Ok(Box::new(self.into_engine(epoch)?))
+    }
+}

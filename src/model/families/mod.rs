@@ -1,0 +1,120 @@
+//! Model families: configuration and tensor names of a checkpoint become a
+//! decoder, written once over [`Ops`] for every backend.
+//!
+//! A family is one file. Most are a [`stack::Stack`] of standard blocks and only
+//! say their shape and names; one that departs from it writes its own forward as
+//! another [`Decoder`]. No file here knows a device or a file format. Values of a
+//! configuration are untrusted: [`hyperparameters`] bounds every one of them.
+
+use crate::model::load::ModelFiles;
+use crate::model::ops::{KvShape, Logits, Ops, Step};
+use crate::types::{EngineError, LoadError};
+
+pub mod block;
+pub mod hyperparameters;
+pub mod llama;
+pub mod qwen3;
+pub mod rope;
+pub mod stack;
+
+/// Families there are: `model_type` of a Hugging Face configuration, and
+/// `general.architecture` of a GGUF file.
+pub const KNOWN: &[(&str, &str)] = &[("llama", "llama"), ("qwen3", "qwen3")];
+
+/// A decoder on a backend, on the compute thread.
+pub trait Decoder<O: Ops> {
+    /// The last layer's activations `[tokens, width]` of a packed step; writes keys
+    /// and values beyond the rows' committed lengths.
+    ///
+    /// # Errors
+    /// Those of the operators.
+    fn forward(&self, ops: &mut O, kv: &mut O::Kv, step: &Step<'_>) -> Result<O::T, EngineError>;
+
+    /// Logits of the given packed token indices, `[rows][vocab]`.
+    ///
+    /// # Errors
+    /// Those of the operators.
+    fn logits(&self, ops: &mut O, hidden: &O::T, rows: &[usize]) -> Result<Logits, EngineError>;
+}
+
+/// What is known about a decoder from its configuration.
+#[derive(Clone, PartialEq, Debug)]
+pub struct DecoderFacts {
+    /// Tokens in the vocabulary.
+    pub vocab: u32,
+    /// Most tokens the model was made for.
+    pub context: u32,
+    /// Shape of the key-value state.
+    pub kv: KvShape,
+}
+
+/// A family's weights, packed, between the loader thread and the compute thread.
+pub trait Adopt<O: Ops>: Send {
+    /// Hands the weights to the backend; no copy on the CPU.
+    ///
+    /// # Errors
+    /// `Device`.
+    fn adopt(self: Box<Self>, ops: &mut O) -> Result<Box<dyn Decoder<O>>, EngineError>;
+}
+
+/// A decoder packed for a backend, on its way to the compute thread.
+pub struct PackedDecoder<O: Ops> {
+    /// What is known about it.
+    pub facts: DecoderFacts,
+    /// Its weights.
+    pub weights: Box<dyn Adopt<O>>,
+}
+
+impl<O: Ops> PackedDecoder<O> {
+    /// Takes the weights over on the compute thread.
+    ///
+    /// # Errors
+    /// `Device`.
+    pub fn adopt(self, ops: &mut O) -> Result<Box<dyn Decoder<O>>, EngineError> {
+        self.weights.adopt(ops)
+    }
+}
+
+/// Checks a model's configuration and tensors and packs them for a backend; on
+/// the loader thread, no device. The files can be dropped afterwards.
+///
+/// # Errors
+/// `Unsupported` for an unknown family or a switch that it does not have,
+/// `Format` naming a configuration key, `Tensor` for one that is missing, of
+/// another shape, or not part of the model.
+pub fn pack<O: Ops + 'static>(files: &ModelFiles, config: &O::Config) -> Result<PackedDecoder<O>, LoadError> {
+    let packed = match files.config.get("model_type").and_then(|kind| kind.as_str()) {
+        Some("llama") => llama::pack(files, config)?,
+        Some("qwen3") => qwen3::pack(files, config)?,
+        other => return Err(unknown(other)),
+    };
+    match files.tensors.unconsumed().as_slice() {
+        [] => Ok(packed),
+        [first, rest @ ..] => Err(LoadError::Tensor { name: first.clone(), message: left_over(rest) }),
+    }
+}
+
+/// The error for a family that is not [`KNOWN`].
+pub fn unknown(model_type: Option<&str>) -> LoadError {
+    let known: Vec<&str> = KNOWN.iter().map(|(model_type, _)| *model_type).collect();
+    let asked =
+        model_type.map_or("a model without `model_type`".into(), |kind| format!("model_type `{kind}`"));
+    LoadError::Unsupported { message: format!("{asked}; known are {}", known.join(", ")) }
+}
+
+fn left_over(others: &[String]) -> String {
+    const SHOWN: usize = 5;
+    let mut message = String::from("is not part of this model as its configuration describes it");
+    if !others.is_empty() {
+        let names: Vec<&str> = others.iter().take(SHOWN).map(String::as_str).collect();
+        let more = others.len().saturating_sub(SHOWN);
+        message += &format!("; nor are {}", names.join(", "));
+        if more > 0 {
+            message += &format!(" and {more} more");
+        }
+    }
+    message
+}
+
+#[cfg(test)]
+mod tests;

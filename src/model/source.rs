@@ -1,0 +1,169 @@
+//! A model from a file or folder: reads it, checks it against the settings,
+//! packs it for the backend that the settings choose.
+//!
+//! The only place that chooses a backend. The mapping of the file is let go as
+//! soon as the weights are packed.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::config::{Config, DeviceChoice, KvType};
+use crate::model::engine::Prepared;
+use crate::model::families::{self, DecoderFacts};
+use crate::model::load::{self, ModelFiles};
+use crate::model::ops::Ops;
+use crate::model::{LoadedModel, ModelSource, PreparedEngine};
+use crate::types::LoadError;
+
+mod memory;
+
+/// A model on disk.
+#[derive(Clone, Debug)]
+pub struct FileModel {
+    id: String,
+    path: PathBuf,
+    config: Config,
+}
+
+/// What a backend's key-value memory is counted in.
+#[derive(Clone, Copy, Debug)]
+struct KvUnits {
+    /// Bytes of a stored number.
+    element_bytes: u64,
+    /// Tokens of a block.
+    block_tokens: u64,
+}
+
+/// The backends there are, as compiled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Backend {
+    Cpu,
+    Mlx,
+}
+
+impl FileModel {
+    /// A `.gguf` file, or a folder with a `config.json`. Reads nothing else yet.
+    ///
+    /// # Errors
+    /// `NotFound` or `Io` when there is no model, `Unsupported` for a device that is
+    /// not compiled in.
+    pub fn new(path: impl AsRef<Path>, config: &Config) -> Result<Self, LoadError> {
+        let path = path.as_ref();
+        load::kind(path)?;
+        choose(config.engine.device)?;
+        Ok(Self { id: load::model_id(path), path: path.to_path_buf(), config: config.clone() })
+    }
+}
+
+/// The backend for a choice: Metal where there is one, else our own.
+fn choose(choice: DeviceChoice) -> Result<Backend, LoadError> {
+    let (cpu, mlx) = (cfg!(feature = "cpu"), cfg!(feature = "mlx"));
+    match choice {
+        DeviceChoice::Auto if mlx && (cfg!(target_os = "macos") || !cpu) => Ok(Backend::Mlx),
+        DeviceChoice::Mlx if mlx => Ok(Backend::Mlx),
+        DeviceChoice::Auto | DeviceChoice::Cpu if cpu => Ok(Backend::Cpu),
+        DeviceChoice::Mlx => Err(not_compiled("mlx")),
+        DeviceChoice::Auto | DeviceChoice::Cpu => Err(not_compiled("cpu")),
+    }
+}
+
+fn not_compiled(feature: &str) -> LoadError {
+    let message =
+        format!("this program was built without the device `{feature}` (Cargo feature `{feature}`)");
+    LoadError::Unsupported { message }
+}
+
+/// The context that rows get: as set, at most the model's.
+fn context(config: &Config, facts: &DecoderFacts) -> Result<u32, LoadError> {
+    match config.engine.context {
+        None => Ok(facts.context),
+        Some(asked) if (1..=facts.context).contains(&asked) => Ok(asked),
+        Some(asked) => {
+            let message =
+                format!("engine.context = {asked}: this model has from 1 to {} tokens", facts.context);
+            Err(LoadError::Unsupported { message })
+        }
+    }
+}
+
+/// Key-value bytes: as set, else a quarter of the machine's memory, at most what
+/// all rows can use.
+fn kv_budget(config: &Config, facts: &DecoderFacts, context: u32, units: KvUnits) -> u64 {
+    if let Some(mib) = config.engine.kv_memory_mib {
+        return mib.saturating_mul(1024 * 1024);
+    }
+    let per_token =
+        2 * (facts.kv.layers * facts.kv.kv_heads * facts.kv.head_dim) as u64 * units.element_bytes;
+    let row_tokens = u64::from(context) + units.block_tokens;
+    let all_rows = (config.scheduler.max_rows as u64).saturating_mul(row_tokens).saturating_mul(per_token);
+    memory::machine_bytes().map_or(all_rows, |bytes| all_rows.min(bytes / 4))
+}
+
+/// Packs for one backend.
+fn prepare<O: Ops + 'static>(
+    files: &ModelFiles,
+    config: &Config,
+    ops: O::Config,
+    units: KvUnits,
+) -> Result<Box<dyn PreparedEngine>, LoadError> {
+    let packed = families::pack::<O>(files, &ops)?;
+    let context = context(config, &packed.facts)?;
+    let kv_budget_bytes = kv_budget(config, &packed.facts, context, units);
+    Ok(Box::new(Prepared { config: ops, packed, context, kv_budget_bytes }))
+}
+
+/// Packs for a backend and says what it will be started with.
+fn prepare_for(
+    backend: Backend,
+    files: &ModelFiles,
+    config: &Config,
+) -> Result<Box<dyn PreparedEngine>, LoadError> {
+    match backend {
+        #[cfg(feature = "cpu")]
+        Backend::Cpu => {
+            let element_bytes = match config.cpu.kv {
+                KvType::F16 => 2,
+                KvType::F32 => 4,
+            };
+            let units = KvUnits { element_bytes, block_tokens: 64 };
+            prepare::<crate::model::cpu::CpuOps>(files, config, config.cpu.clone(), units)
+        }
+        #[cfg(not(feature = "cpu"))]
+        Backend::Cpu => Err(not_compiled("cpu")),
+        #[cfg(feature = "mlx")]
+        Backend::Mlx => {
+            let ops = mlx_config(files);
+            let units = KvUnits { element_bytes: ops.activations.bytes(), block_tokens: 256 };
+            prepare::<crate::model::mlx::MlxOps>(files, config, ops, units)
+        }
+        #[cfg(not(feature = "mlx"))]
+        Backend::Mlx => Err(not_compiled("mlx")),
+    }
+}
+
+/// Metal with the checkpoint's half type where there is a GPU, else MLX's CPU device in f32.
+#[cfg(feature = "mlx")]
+fn mlx_config(files: &ModelFiles) -> crate::model::mlx::MlxConfig {
+    use crate::model::mlx::{MlxConfig, MlxDevice, MlxType, native};
+    let device = if native::has_gpu() { MlxDevice::Gpu } else { MlxDevice::Cpu };
+    let text = |key: &str| files.config.get(key).and_then(|value| value.as_str());
+    let brain = text("torch_dtype").or_else(|| text("dtype")) == Some("bfloat16");
+    MlxConfig::for_device(device, if brain { MlxType::BF16 } else { MlxType::F16 })
+}
+
+impl ModelSource for FileModel {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn load(&self) -> Result<LoadedModel, LoadError> {
+        let backend = choose(self.config.engine.device)?;
+        let files = load::open(&self.path)?;
+        let engine = prepare_for(backend, &files, &self.config)?;
+        let mut text = files.text;
+        if let Some(context) = self.config.engine.context {
+            text.context = text.context.min(context);
+        }
+        Ok(LoadedModel { text: Arc::new(text), engine })
+    }
+}
