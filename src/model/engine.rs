@@ -303,3 +303,6 @@ impl<O: Ops + 'static> PreparedEngine for Prepared<O> {
         Ok(Box::new(self.into_engine(epoch)?))
     }
 }
+
+#[cfg(test)]
+mod tests;

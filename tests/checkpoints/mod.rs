@@ -2,6 +2,8 @@
 //!
 //! Generic over the operators, so that every backend is held to the same figures.
 
+pub mod demo;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -49,6 +51,12 @@ pub fn feed(
         }
     }
     all
+}
+
+/// Feeds tokens in one chunk without asking for anything; room must be reserved.
+pub fn advance(engine: &mut dyn Engine, sequence: SequenceId, start: u32, tokens: &[TokenId]) {
+    let row = PlanRow { sequence, input: tokens, start, want: Want::Nothing };
+    assert_eq!(step(engine, vec![row]).rows, [RowOutcome::Advanced]);
 }
 
 /// Position of the highest logit, the first among equals.
