@@ -13,6 +13,8 @@ use std::sync::Arc;
 use crate::model::text::TextModel;
 use crate::types::{EngineError, Epoch, LoadError, SamplingParams, SequenceId, TokenId};
 
+#[cfg(feature = "fake")]
+pub mod fake;
 pub mod load;
 pub mod ops;
 pub mod template;
