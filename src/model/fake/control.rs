@@ -96,8 +96,13 @@ impl FakeControl {
         let mut state = self.lock();
         state.begun += 1;
         let step = state.begun;
-        let records =
-            rows.map(|(sequence, start, tokens, sampled)| StepRecord { step, sequence, start, tokens, sampled });
+        let records = rows.map(|(sequence, start, tokens, sampled)| StepRecord {
+            step,
+            sequence,
+            start,
+            tokens,
+            sampled,
+        });
         state.records.extend(records);
         self.shared.1.notify_all();
         while state.allowed.is_some_and(|allowed| allowed < step) {

@@ -6,9 +6,7 @@ use std::sync::Arc;
 use super::control::FakeControl;
 use super::{Fault, Reply, Script};
 use crate::model::text::TextModel;
-use crate::model::{
-    Engine, EngineInfo, EngineMemory, RowOutcome, StepHandle, StepOutcome, StepPlan, Want,
-};
+use crate::model::{Engine, EngineInfo, EngineMemory, RowOutcome, StepHandle, StepOutcome, StepPlan, Want};
 use crate::types::{EngineError, Epoch, SequenceId, TokenId};
 
 const BYTES_PER_TOKEN: u64 = 64;
@@ -42,12 +40,7 @@ pub(super) struct FakeEngine {
 }
 
 impl FakeEngine {
-    pub(super) fn new(
-        script: Arc<Script>,
-        text: Arc<TextModel>,
-        control: FakeControl,
-        epoch: Epoch,
-    ) -> Self {
+    pub(super) fn new(script: Arc<Script>, text: Arc<TextModel>, control: FakeControl, epoch: Epoch) -> Self {
         let info = EngineInfo {
             epoch,
             vocab: text.tokenizer.vocab_size(),
@@ -214,8 +207,7 @@ impl Engine for FakeEngine {
                 return Err(EngineError::InvalidPlan { message });
             };
             opened.tokens = tokens.to_vec();
-            opened.blocks =
-                source.blocks[..(length / self.info.kv_block_tokens) as usize].to_vec();
+            opened.blocks = source.blocks[..(length / self.info.kv_block_tokens) as usize].to_vec();
             // The tail is copied: a block with two owners is never written.
             let tail = self.blocks_for(length) - opened.blocks.len();
             self.need(tail)?;

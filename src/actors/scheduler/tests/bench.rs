@@ -16,8 +16,8 @@ use crate::config::Config;
 use crate::model::fake::{FakeModel, Script};
 use crate::observe::Gauges;
 use crate::types::{
-    ChatEvent, Clock, Epoch, FinishReason, LiveCount, ManualClock, PreparedPrompt, RequestId,
-    SamplingParams, StopRules, TicketOffice, TokenId, Usage,
+    ChatEvent, Clock, Epoch, FinishReason, LiveCount, ManualClock, PreparedPrompt, RequestId, SamplingParams,
+    StopRules, TicketOffice, TokenId, Usage,
 };
 
 pub(super) struct Client {
@@ -78,9 +78,13 @@ pub(super) struct Bench {
 
 impl Bench {
     pub(super) fn new(script: Script, change: impl FnOnce(&mut Config)) -> Self {
+        Self::timed(script, Arc::new(ManualClock::new()), change)
+    }
+
+    /// With a clock that the script moves.
+    pub(super) fn timed(script: Script, clock: Arc<ManualClock>, change: impl FnOnce(&mut Config)) -> Self {
         let mut config = Config::default();
         change(&mut config);
-        let clock = Arc::new(ManualClock::new());
         let gauges = Arc::new(Gauges::default());
         let shared: Arc<dyn Clock> = clock.clone();
         let settings = Settings::new("fake", &config, &shared, &gauges);
@@ -128,7 +132,11 @@ impl Bench {
                 return;
             }
         }
-        panic!("rows are still there: {} waiting, {} running", self.core.waiting.len(), self.core.running.len());
+        panic!(
+            "rows are still there: {} waiting, {} running",
+            self.core.waiting.len(),
+            self.core.running.len()
+        );
     }
 
     /// What must hold between any two steps.

@@ -71,8 +71,7 @@ fn kept_rows_make_room_for_live_ones() {
 #[test]
 fn rows_wait_for_memory_in_order_of_arrival() {
     let mut bench = Bench::new(Script::new().memory(12, 16), |config| config.cache.enabled = false);
-    let asks: Vec<Ask> =
-        (0..5).map(|number| Ask::new(&format!("{number}{}", "p".repeat(60)), 30)).collect();
+    let asks: Vec<Ask> = (0..5).map(|number| Ask::new(&format!("{number}{}", "p".repeat(60)), 30)).collect();
     for ask in &asks {
         bench.submit(ask);
     }

@@ -1,10 +1,13 @@
 //! Plans, text, ends, clients that go away or do not read.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use super::bench::{Ask, Bench, alone, seconds};
 use crate::actors::scheduler::core::Progress;
 use crate::model::fake::{Fault, Script};
 use crate::observe::Outcome;
-use crate::types::{ChatEvent, EngineError, FailureReason, FinishReason};
+use crate::types::{ChatEvent, Clock, EngineError, FailureReason, FinishReason, ManualClock};
 
 fn say(prompt: &str, answer: &str) -> Bench {
     Bench::new(Script::new().say(prompt, answer), |_| {})
@@ -36,11 +39,16 @@ fn a_prompt_prefills_in_chunks_and_its_last_chunk_samples() {
 
 #[test]
 fn decode_tokens_come_first_and_a_prompt_goes_beside_them() {
-    let mut bench = Bench::new(Script::new().repeat("loop", "abc"), |_| {});
+    let clock = Arc::new(ManualClock::new());
+    let (step, token) = (Duration::from_millis(10), Duration::from_millis(2));
+    let script = Script::new().repeat("loop", "abc").takes(step, token, clock.clone());
+    let mut bench = Bench::timed(script, clock.clone(), |_| {});
     bench.submit(&Ask::new("loop", 200));
     bench.step();
     bench.submit(&Ask::new(&"p".repeat(100), 4));
+    let before = clock.now();
     bench.step();
+    assert!(clock.now() - before <= Duration::from_millis(100), "within the budget");
     let second: Vec<_> =
         bench.model.control().records().into_iter().filter(|record| record.step == 2).collect();
     assert_eq!(second.len(), 2, "both rows are in the step");
@@ -148,10 +156,8 @@ fn a_client_that_never_reads_loses_its_row_after_the_stall_timeout() {
     bench.clock.advance(seconds(1));
     bench.step();
     bench.clients[0].read();
-    assert!(
-        matches!(&bench.clients[0].ends[..], [ChatEvent::Failed(failure)]
-            if failure.reason == FailureReason::StreamStalled)
-    );
+    assert!(matches!(&bench.clients[0].ends[..], [ChatEvent::Failed(failure)]
+            if failure.reason == FailureReason::StreamStalled));
     bench.check_empty();
 }
 
@@ -163,10 +169,8 @@ fn a_row_that_fails_alone_fails_alone() {
     let bad = bench.submit(&Ask::new("poison", 100));
     bench.finish();
     assert_eq!(bench.clients[good].text, "fine");
-    assert!(
-        matches!(&bench.clients[bad].ends[..], [ChatEvent::Failed(failure)]
-            if failure.reason == FailureReason::RowFailed)
-    );
+    assert!(matches!(&bench.clients[bad].ends[..], [ChatEvent::Failed(failure)]
+            if failure.reason == FailureReason::RowFailed));
     assert_eq!(bench.core.epoch.0, 0, "the engine lives");
     bench.check_empty();
 }
@@ -188,10 +192,8 @@ fn a_broken_step_costs_its_rows_and_the_others_are_computed_anew() {
         }
         assert_eq!(bench.core.waiting.len(), 2, "the parked row queues again, before the other");
         bench.finish();
-        assert!(
-            matches!(&bench.clients[hit].ends[..], [ChatEvent::Failed(failure)]
-                if failure.reason == FailureReason::EngineRestarted)
-        );
+        assert!(matches!(&bench.clients[hit].ends[..], [ChatEvent::Failed(failure)]
+                if failure.reason == FailureReason::EngineRestarted));
         for (client, prompt) in [(parked, "parked answer"), (waiting, "waiting answer")] {
             let (text, ..) = alone(&Ask::new(prompt, 40));
             assert_eq!(bench.clients[client].text, text);
