@@ -17,6 +17,8 @@ use crate::types::{EngineError, Epoch, LoadError, SamplingParams, SequenceId, To
 pub mod cpu;
 pub mod engine;
 pub mod families;
+#[cfg(feature = "fake")]
+pub mod fake;
 pub mod load;
 #[cfg(feature = "mlx")]
 pub mod mlx;
