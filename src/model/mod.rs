@@ -15,6 +15,8 @@ use crate::types::{EngineError, Epoch, LoadError, SamplingParams, SequenceId, To
 
 pub mod engine;
 pub mod families;
+#[cfg(feature = "fake")]
+pub mod fake;
 pub mod load;
 pub mod ops;
 pub mod plain;

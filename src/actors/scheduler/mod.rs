@@ -136,6 +136,8 @@ impl BatchScheduler {
             %error,
             "the engine failed; its step's requests end, the others wait for a new engine"
         );
+        // Before any client hears of it, so that its next try finds the state changed.
+        self.report(EngineCondition::Restarting);
         self.core.lose_engine();
         self.phase = Phase::Restarting;
         // The supervisor calls `restarting`, then `started`.
@@ -149,7 +151,6 @@ impl BatchScheduler {
             return self.fail("its engine failed too often in too short a time".into());
         };
         self.core.settings.gauges.engine_restarts.up();
-        self.report(EngineCondition::Restarting);
         if pause.is_zero() {
             self.load(ctx);
         } else {
