@@ -148,7 +148,11 @@ fn reachable_panics(source: &Source) -> Vec<String> {
         let excused =
             lines[index.saturating_sub(3)..=index].iter().any(|(_, above)| above.contains("// PANIC:"));
         if !excused {
-            faults.push(format!("{}:{number}: may panic without a `// PANIC:` reason: {}", source.path, line.trim()));
+            faults.push(format!(
+                "{}:{number}: may panic without a `// PANIC:` reason: {}",
+                source.path,
+                line.trim()
+            ));
         }
     }
     faults
@@ -180,7 +184,8 @@ fn unbounded_sends(source: &Source) -> Vec<String> {
         if !code(line).contains(".do_send(") {
             continue;
         }
-        let bounded = lines[index.saturating_sub(4)..=index].iter().any(|(_, above)| above.contains("// BOUND:"));
+        let bounded =
+            lines[index.saturating_sub(4)..=index].iter().any(|(_, above)| above.contains("// BOUND:"));
         if !bounded {
             faults.push(format!("{}:{number}: `do_send` without a `// BOUND:` reason", source.path));
         }
@@ -195,7 +200,10 @@ fn messages_without_a_row(table: &str, messages: &Source) -> Vec<String> {
         is_message |= line.contains("derive(") && line.contains("Message");
         let Some(rest) = line.trim_start().strip_prefix("pub struct ") else { continue };
         let name = rest.split(|c: char| !c.is_alphanumeric()).next().unwrap_or("");
-        if std::mem::take(&mut is_message) && !table.contains(&format!("`{name}`")) && !table.contains(&format!("[`{name}`")) {
+        if std::mem::take(&mut is_message)
+            && !table.contains(&format!("`{name}`"))
+            && !table.contains(&format!("[`{name}`"))
+        {
             faults.push(format!("{}:{number}: message {name} has no row in actors/mod.rs", messages.path));
         }
     }
@@ -247,9 +255,13 @@ fn every_message_is_in_the_table() {
 
 #[test]
 fn the_rules_catch_what_breaks_them() {
-    let bad = Source::sample("http/chat.rs", "use crate::{model::ops, types};\nlet x = crate::cache::Tree;\n");
+    let bad =
+        Source::sample("http/chat.rs", "use crate::{model::ops, types};\nlet x = crate::cache::Tree;\n");
     assert_eq!(against_the_arrows(&bad).len(), 2);
-    let good = Source::sample("http/chat.rs", "use crate::actors::Handles;\n// crate::model\nuse crate::types::X;\n");
+    let good = Source::sample(
+        "http/chat.rs",
+        "use crate::actors::Handles;\n// crate::model\nuse crate::types::X;\n",
+    );
     assert!(against_the_arrows(&good).is_empty());
     assert_eq!(against_the_arrows(&Source::sample("model/a.rs", "use crate::cache::Tree;")).len(), 1);
     assert_eq!(misplaced_unsafe(&Source::sample("actors/a.rs", "unsafe { x() }")).len(), 1);

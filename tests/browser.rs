@@ -37,13 +37,10 @@ fn a_person_chats_in_the_page() {
     let Some(mut server_command) = server_command() else {
         return skipped("the demo model is not there (`make model` gets it)");
     };
-    let (Some(driver), Some(chromium)) = (
-        program(&["chromedriver"]),
-        program(&["chromium", "chromium-browser", "google-chrome"]),
-    ) else {
-        return skipped(
-            "chromium is not installed (Debian: apt-get install chromium chromium-driver)",
-        );
+    let (Some(driver), Some(chromium)) =
+        (program(&["chromedriver"]), program(&["chromium", "chromium-browser", "google-chrome"]))
+    else {
+        return skipped("chromium is not installed (Debian: apt-get install chromium chromium-driver)");
     };
     let server = Process::start(&mut server_command, "http://127.0.0.1:");
     wait_for("the model to be loaded", || {
@@ -63,10 +60,7 @@ fn a_person_chats_in_the_page() {
     reload_keeps_the_conversation(&browser);
     phone_has_no_sideways_scroll(&browser);
     let complaints = browser.log_lines("Content Security Policy");
-    assert!(
-        complaints.is_empty(),
-        "the page breaks its own policy: {complaints:?}"
-    );
+    assert!(complaints.is_empty(), "the page breaks its own policy: {complaints:?}");
 }
 
 /// Types a message, sees the answer grow, stops it, and sees the server let go of it.
@@ -79,27 +73,22 @@ fn answer_grows_and_stops(browser: &Browser, server: &str) {
         );
         see_it_grow(browser) && stop(browser)
     });
-    assert!(
-        stopped,
-        "three long answers ended before they could be stopped"
-    );
-    wait_for("no ticket to live after the stop", || {
-        tickets_live(server) == 0
-    });
+    assert!(stopped, "three long answers ended before they could be stopped");
+    wait_for("no ticket to live after the stop", || tickets_live(server) == 0);
     let said = browser.number(ANSWER_LENGTH);
     assert!(said > 0, "what was said before the stop is kept");
     let stats = browser.text("return document.querySelector('.message .stats').textContent");
+    assert!(stats.contains("stopped"), "the answer is marked as stopped: {stats:?}");
     assert!(
-        stats.contains("stopped"),
-        "the answer is marked as stopped: {stats:?}"
+        browser.truth(
+            "return document.querySelector('#stop').hidden && !document.querySelector('#send').hidden"
+        )
     );
-    assert!(browser.truth(
-        "return document.querySelector('#stop').hidden && !document.querySelector('#send').hidden"
-    ));
 }
 
 const ANSWER_LENGTH: &str = "return [...document.querySelectorAll('.message[data-role=assistant] .content')].pop()?.textContent.length ?? 0";
-const ANSWER_STATE: &str = "return [...document.querySelectorAll('.message[data-role=assistant]')].pop()?.dataset.state ?? 'none'";
+const ANSWER_STATE: &str =
+    "return [...document.querySelectorAll('.message[data-role=assistant]')].pop()?.dataset.state ?? 'none'";
 
 /// True once two different lengths were seen while the answer streamed; false if it ended before.
 fn see_it_grow(browser: &Browser) -> bool {
@@ -113,12 +102,7 @@ fn see_it_grow(browser: &Browser) -> bool {
         if seen[0] == "streaming" && length > 0 && lengths.last() != Some(&length) {
             lengths.push(length);
         }
-        assert_ne!(
-            seen[0],
-            "error",
-            "the answer failed: {}",
-            browser.text("return document.body.innerText")
-        );
+        assert_ne!(seen[0], "error", "the answer failed: {}", browser.text("return document.body.innerText"));
         lengths.len() >= 2 || seen[0] == "done"
     });
     assert!(lengths.is_sorted(), "an answer only grows: {lengths:?}");
@@ -130,9 +114,7 @@ fn stop(browser: &Browser) -> bool {
     if browser.try_click("#stop").is_err() {
         return false;
     }
-    wait_for("the answer to end", || {
-        browser.text(ANSWER_STATE) != "streaming"
-    });
+    wait_for("the answer to end", || browser.text(ANSWER_STATE) != "streaming");
     browser.text(ANSWER_STATE) == "stopped"
 }
 
@@ -140,36 +122,18 @@ fn stop(browser: &Browser) -> bool {
 fn second_message_works(browser: &Browser) {
     browser.click("#open-settings");
     browser.type_into("#sampling-max_tokens", &format!("6{ESCAPE}"));
-    assert!(
-        browser.truth("return document.querySelector('#settings').hidden"),
-        "Escape closes the settings"
-    );
-    browser.type_into(
-        "#prompt",
-        &format!("Say hello, then describe a ship.{ENTER}"),
-    );
+    assert!(browser.truth("return document.querySelector('#settings').hidden"), "Escape closes the settings");
+    browser.type_into("#prompt", &format!("Say hello, then describe a ship.{ENTER}"));
     wait_for("the second answer", || {
-        browser.number("return document.querySelectorAll('.message[data-role=assistant]').length")
-            == 2
+        browser.number("return document.querySelectorAll('.message[data-role=assistant]').length") == 2
             && browser.text(ANSWER_STATE) != "streaming"
     });
     assert_eq!(browser.text(ANSWER_STATE), "done");
-    let stats =
-        browser.text("return [...document.querySelectorAll('.message .stats')].pop().textContent");
-    let tokens: u32 = stats
-        .split(' ')
-        .next()
-        .unwrap()
-        .parse()
-        .unwrap_or_else(|_| panic!("no token count in {stats:?}"));
-    assert!(
-        (1..=6).contains(&tokens),
-        "the limit of 6 tokens holds: {stats:?}"
-    );
-    assert!(
-        stats.contains("first after"),
-        "time to the first token is shown: {stats:?}"
-    );
+    let stats = browser.text("return [...document.querySelectorAll('.message .stats')].pop().textContent");
+    let tokens: u32 =
+        stats.split(' ').next().unwrap().parse().unwrap_or_else(|_| panic!("no token count in {stats:?}"));
+    assert!((1..=6).contains(&tokens), "the limit of 6 tokens holds: {stats:?}");
+    assert!(stats.contains("first after"), "time to the first token is shown: {stats:?}");
     browser.screenshot("browser-chat.png");
 }
 
@@ -212,10 +176,7 @@ fn reload_keeps_the_conversation(browser: &Browser) {
     let shown = "return [...document.querySelectorAll('.message .content')].map((node) => node.textContent).join('|')";
     let before = browser.text(shown);
     browser.run("location.reload()");
-    browser.wait_until(
-        "the conversation is back",
-        "document.querySelectorAll('.message').length === 4",
-    );
+    browser.wait_until("the conversation is back", "document.querySelectorAll('.message').length === 4");
     assert_eq!(browser.text(shown), before);
 }
 
@@ -262,22 +223,18 @@ fn tickets_live(server: &str) -> i64 {
 
 /// The server under test, or nothing if its model is not there. The only place that knows it.
 fn server_command() -> Option<Command> {
-    let model = std::env::var_os("GREENROOM_DEMO_MODEL")
-        .map(PathBuf::from)
-        .or_else(|| {
-            let home = std::env::var_os("GREENROOM_HOME")
-                .map(PathBuf::from)
-                .or_else(|| {
-                    let user = PathBuf::from(std::env::var_os("HOME")?);
-                    let below = if cfg!(target_os = "macos") {
-                        "Library/Application Support/greenroom"
-                    } else {
-                        ".local/share/greenroom"
-                    };
-                    Some(user.join(below))
-                })?;
-            Some(home.join("models/SmolLM2-135M-Instruct.Q4_1.gguf"))
+    let model = std::env::var_os("GREENROOM_DEMO_MODEL").map(PathBuf::from).or_else(|| {
+        let home = std::env::var_os("GREENROOM_HOME").map(PathBuf::from).or_else(|| {
+            let user = PathBuf::from(std::env::var_os("HOME")?);
+            let below = if cfg!(target_os = "macos") {
+                "Library/Application Support/greenroom"
+            } else {
+                ".local/share/greenroom"
+            };
+            Some(user.join(below))
         })?;
+        Some(home.join("models/SmolLM2-135M-Instruct.Q4_1.gguf"))
+    })?;
     if !model.is_file() {
         return None;
     }
@@ -287,13 +244,8 @@ fn server_command() -> Option<Command> {
 }
 
 fn skipped(why: &str) {
-    assert!(
-        std::env::var_os("GREENROOM_REQUIRE_BROWSER").is_none(),
-        "the browser test cannot run: {why}"
-    );
+    assert!(std::env::var_os("GREENROOM_REQUIRE_BROWSER").is_none(), "the browser test cannot run: {why}");
     // Not `eprintln!`: the harness captures that of a test which passes.
-    let _ = writeln!(
-        std::io::stderr(),
-        "\n*** SKIPPED: {why}. The chat page was NOT tested in a browser. ***\n"
-    );
+    let _ =
+        writeln!(std::io::stderr(), "\n*** SKIPPED: {why}. The chat page was NOT tested in a browser. ***\n");
 }

@@ -13,6 +13,8 @@ use std::sync::Arc;
 use crate::model::text::TextModel;
 use crate::types::{EngineError, Epoch, LoadError, SamplingParams, SequenceId, TokenId};
 
+#[cfg(feature = "cpu")]
+pub mod cpu;
 pub mod engine;
 pub mod families;
 #[cfg(feature = "fake")]

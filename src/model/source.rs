@@ -45,34 +45,14 @@ impl FileModel {
     /// A `.gguf` file, or a folder with a `config.json`. Reads nothing else yet.
     ///
     /// # Errors
-    /// `NotFound` when there is nothing, `Unsupported` for another kind of file or
-    /// a device that is not compiled in.
+    /// `NotFound` or `Io` when there is no model, `Unsupported` for a device that is
+    /// not compiled in.
     pub fn new(path: impl AsRef<Path>, config: &Config) -> Result<Self, LoadError> {
         let path = path.as_ref();
-        check_kind(path)?;
+        load::kind(path)?;
         choose(config.engine.device)?;
         Ok(Self { id: load::model_id(path), path: path.to_path_buf(), config: config.clone() })
     }
-}
-
-fn check_kind(path: &Path) -> Result<(), LoadError> {
-    let shown = path.display();
-    if path.is_dir() {
-        if path.join("config.json").is_file() {
-            return Ok(());
-        }
-        let message = format!("{shown}: a model folder needs a config.json, there is none");
-        return Err(LoadError::NotFound { message });
-    }
-    if !path.exists() {
-        let message = format!("{shown}: no such file; a `.gguf` file or a model folder is needed");
-        return Err(LoadError::NotFound { message });
-    }
-    if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")) {
-        return Ok(());
-    }
-    let message = format!("{shown}: neither a `.gguf` file nor a model folder");
-    Err(LoadError::Unsupported { message })
 }
 
 /// The backend for a choice: Metal where there is one, else our own.
@@ -125,20 +105,30 @@ fn prepare<O: Ops + 'static>(
     config: &Config,
     ops: O::Config,
     units: KvUnits,
-) -> Result<(DecoderFacts, Box<dyn PreparedEngine>), LoadError> {
+) -> Result<Box<dyn PreparedEngine>, LoadError> {
     let packed = families::pack::<O>(files, &ops)?;
-    let facts = packed.facts.clone();
-    let context = context(config, &facts)?;
-    let kv_budget_bytes = kv_budget(config, &facts, context, units);
-    Ok((facts, Box::new(Prepared { config: ops, packed, context, kv_budget_bytes })))
+    let context = context(config, &packed.facts)?;
+    let kv_budget_bytes = kv_budget(config, &packed.facts, context, units);
+    Ok(Box::new(Prepared { config: ops, packed, context, kv_budget_bytes }))
 }
 
+/// Packs for a backend and says what it will be started with.
 fn prepare_for(
     backend: Backend,
     files: &ModelFiles,
     config: &Config,
-) -> Result<(DecoderFacts, Box<dyn PreparedEngine>), LoadError> {
+) -> Result<Box<dyn PreparedEngine>, LoadError> {
     match backend {
+        #[cfg(feature = "cpu")]
+        Backend::Cpu => {
+            let element_bytes = match config.cpu.kv {
+                KvType::F16 => 2,
+                KvType::F32 => 4,
+            };
+            let units = KvUnits { element_bytes, block_tokens: 64 };
+            prepare::<crate::model::cpu::CpuOps>(files, config, config.cpu.clone(), units)
+        }
+        #[cfg(not(feature = "cpu"))]
         Backend::Cpu => Err(not_compiled("cpu")),
         Backend::Mlx => Err(not_compiled("mlx")),
     }
@@ -152,9 +142,8 @@ impl ModelSource for FileModel {
     fn load(&self) -> Result<LoadedModel, LoadError> {
         let backend = choose(self.config.engine.device)?;
         let files = load::open(&self.path)?;
-        let (facts, engine) = prepare_for(backend, &files, &self.config)?;
+        let engine = prepare_for(backend, &files, &self.config)?;
         let mut text = files.text;
-        text.facts.push(("parameters".into(), facts.parameters.to_string()));
         if let Some(context) = self.config.engine.context {
             text.context = text.context.min(context);
         }

@@ -19,9 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 pub fn program(names: &[&str]) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders: Vec<PathBuf> = std::env::split_paths(&path)
-        .chain([PathBuf::from("/usr/bin")])
-        .collect();
+    let folders: Vec<PathBuf> = std::env::split_paths(&path).chain([PathBuf::from("/usr/bin")]).collect();
     names
         .iter()
         .flat_map(|name| folders.iter().map(move |folder| folder.join(name)))
@@ -37,17 +35,11 @@ pub struct Process {
 impl Process {
     /// Starts it and waits for a line with `mark` followed by the port.
     pub fn start(command: &mut Command, mark: &'static str) -> Self {
-        let mut child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (send, lines) = mpsc::channel();
-        let outputs: [Box<dyn Read + Send>; 2] = [
-            Box::new(child.stdout.take().unwrap()),
-            Box::new(child.stderr.take().unwrap()),
-        ];
+        let outputs: [Box<dyn Read + Send>; 2] =
+            [Box::new(child.stdout.take().unwrap()), Box::new(child.stderr.take().unwrap())];
         for output in outputs {
             let send = send.clone();
             // Reads to the end, so that the child never blocks on a full pipe.
@@ -58,10 +50,7 @@ impl Process {
             });
         }
         drop(send);
-        let mut process = Self {
-            child,
-            address: String::new(),
-        };
+        let mut process = Self { child, address: String::new() };
         let mut said = String::new();
         let deadline = Instant::now() + PATIENCE;
         while process.address.is_empty() {
@@ -94,12 +83,7 @@ pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 /// One HTTP/1.1 request on its own connection: the status and the body as text.
-pub fn http(
-    address: &str,
-    method: &str,
-    path: &str,
-    body: Option<&Value>,
-) -> std::io::Result<(u16, String)> {
+pub fn http(address: &str, method: &str, path: &str, body: Option<&Value>) -> std::io::Result<(u16, String)> {
     let body = body.map(Value::to_string).unwrap_or_default();
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -112,11 +96,7 @@ pub fn http(
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
     reader.read_line(&mut line)?;
-    let status = line
-        .split(' ')
-        .nth(1)
-        .and_then(|word| word.parse().ok())
-        .ok_or_else(broken)?;
+    let status = line.split(' ').nth(1).and_then(|word| word.parse().ok()).ok_or_else(broken)?;
     let (mut length, mut chunked) = (None, false);
     loop {
         line.clear();
@@ -135,8 +115,8 @@ pub fn http(
         loop {
             line.clear();
             reader.read_line(&mut line)?;
-            let size = u64::from_str_radix(line.trim().split(';').next().unwrap_or(""), 16)
-                .map_err(|_| broken())?;
+            let size =
+                u64::from_str_radix(line.trim().split(';').next().unwrap_or(""), 16).map_err(|_| broken())?;
             reader.by_ref().take(size).read_to_end(&mut bytes)?;
             reader.read_line(&mut line)?;
             if size == 0 {
@@ -144,9 +124,7 @@ pub fn http(
             }
         }
     } else {
-        reader
-            .take(length.unwrap_or(u64::MAX))
-            .read_to_end(&mut bytes)?;
+        reader.take(length.unwrap_or(u64::MAX)).read_to_end(&mut bytes)?;
     }
     Ok((status, String::from_utf8_lossy(&bytes).into_owned()))
 }
@@ -160,19 +138,12 @@ pub struct Browser {
 
 impl Browser {
     pub fn open(driver: &Path, chromium: &Path) -> Self {
-        let profile = Path::new(env!("CARGO_TARGET_TMPDIR"))
-            .join(format!("browser-profile-{}", std::process::id()));
+        let profile =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("browser-profile-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&profile);
         std::fs::create_dir_all(&profile).unwrap();
-        let driver = Process::start(
-            Command::new(driver).arg("--port=0"),
-            "successfully on port ",
-        );
-        let mut browser = Self {
-            session: String::new(),
-            profile,
-            driver,
-        };
+        let driver = Process::start(Command::new(driver).arg("--port=0"), "successfully on port ");
+        let mut browser = Self { session: String::new(), profile, driver };
         let capabilities = json!({ "capabilities": { "alwaysMatch": {
             "browserName": "chrome",
             "goog:loggingPrefs": { "browser": "ALL" },
@@ -194,11 +165,7 @@ impl Browser {
         let (status, text) = http(&self.driver.address, method, path, body).unwrap();
         let mut answer: Value =
             serde_json::from_str(&text).unwrap_or_else(|_| panic!("{method} {path}: {text}"));
-        if status == 200 {
-            Ok(answer["value"].take())
-        } else {
-            Err(answer["value"].take())
-        }
+        if status == 200 { Ok(answer["value"].take()) } else { Err(answer["value"].take()) }
     }
 
     fn post(&self, path: &str, body: &Value) -> Result<Value, Value> {
@@ -210,13 +177,11 @@ impl Browser {
     }
 
     pub fn run(&self, script: &str) -> Value {
-        self.post("/execute/sync", &json!({ "script": script, "args": [] }))
-            .unwrap()
+        self.post("/execute/sync", &json!({ "script": script, "args": [] })).unwrap()
     }
 
     pub fn run_async(&self, script: &str, args: Value) -> Value {
-        self.post("/execute/async", &json!({ "script": script, "args": args }))
-            .unwrap()
+        self.post("/execute/async", &json!({ "script": script, "args": args })).unwrap()
     }
 
     pub fn text(&self, script: &str) -> String {
@@ -236,28 +201,12 @@ impl Browser {
     }
 
     fn element(&self, selector: &str) -> String {
-        let found = self
-            .post(
-                "/element",
-                &json!({ "using": "css selector", "value": selector }),
-            )
-            .unwrap();
-        found
-            .as_object()
-            .unwrap()
-            .values()
-            .next()
-            .unwrap()
-            .as_str()
-            .unwrap()
-            .to_owned()
+        let found = self.post("/element", &json!({ "using": "css selector", "value": selector })).unwrap();
+        found.as_object().unwrap().values().next().unwrap().as_str().unwrap().to_owned()
     }
 
     pub fn try_click(&self, selector: &str) -> Result<Value, Value> {
-        self.post(
-            &format!("/element/{}/click", self.element(selector)),
-            &json!({}),
-        )
+        self.post(&format!("/element/{}/click", self.element(selector)), &json!({}))
     }
 
     pub fn click(&self, selector: &str) {
@@ -265,35 +214,21 @@ impl Browser {
     }
 
     pub fn type_into(&self, selector: &str, text: &str) {
-        self.post(
-            &format!("/element/{}/value", self.element(selector)),
-            &json!({ "text": text }),
-        )
-        .unwrap();
+        self.post(&format!("/element/{}/value", self.element(selector)), &json!({ "text": text })).unwrap();
     }
 
     pub fn devtools(&self, command: &str, parameters: Value) {
-        self.post(
-            "/goog/cdp/execute",
-            &json!({ "cmd": command, "params": parameters }),
-        )
-        .unwrap();
+        self.post("/goog/cdp/execute", &json!({ "cmd": command, "params": parameters })).unwrap();
     }
 
     pub fn log_lines(&self, word: &str) -> Vec<String> {
         let log = self.post("/se/log", &json!({ "type": "browser" })).unwrap();
-        let lines = log
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|entry| entry["message"].to_string());
+        let lines = log.as_array().unwrap().iter().map(|entry| entry["message"].to_string());
         lines.filter(|line| line.contains(word)).collect()
     }
 
     pub fn screenshot(&self, name: &str) {
-        let picture = self
-            .call("GET", &format!("{}/screenshot", self.session), &Value::Null)
-            .unwrap();
+        let picture = self.call("GET", &format!("{}/screenshot", self.session), &Value::Null).unwrap();
         let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         std::fs::write(file, from_base64(picture.as_str().unwrap())).unwrap();
     }
@@ -312,10 +247,7 @@ impl Drop for Browser {
 fn from_base64(text: &str) -> Vec<u8> {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let (mut bytes, mut bits, mut count) = (Vec::new(), 0_u32, 0);
-    for digit in text
-        .bytes()
-        .filter_map(|byte| DIGITS.iter().position(|&other| other == byte))
-    {
+    for digit in text.bytes().filter_map(|byte| DIGITS.iter().position(|&other| other == byte)) {
         bits = (bits << 6) | digit as u32;
         count += 6;
         if count >= 8 {

@@ -37,7 +37,7 @@ pub trait Decoder<O: Ops> {
     fn logits(&self, ops: &mut O, hidden: &O::T, rows: &[usize]) -> Result<Logits, EngineError>;
 }
 
-/// What is known about a decoder from its configuration and tensors.
+/// What is known about a decoder from its configuration.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DecoderFacts {
     /// Tokens in the vocabulary.
@@ -46,8 +46,6 @@ pub struct DecoderFacts {
     pub context: u32,
     /// Shape of the key-value state.
     pub kv: KvShape,
-    /// Weights, a tied head counted once.
-    pub parameters: u64,
 }
 
 /// A family's weights, packed, between the loader thread and the compute thread.

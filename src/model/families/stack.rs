@@ -55,15 +55,8 @@ pub fn pack<O: Ops + 'static>(
 
 fn facts(spec: &BlockSpec) -> DecoderFacts {
     let sizes = &spec.sizes;
-    let head_norms = if spec.head_norms { 2 * sizes.head_dim } else { 0 };
-    let attention = 2 * sizes.hidden * (sizes.heads + sizes.kv_heads) * sizes.head_dim;
-    let block = attention + 3 * sizes.hidden * sizes.intermediate + 2 * sizes.hidden + head_norms;
-    let tables = if sizes.tied { 1 } else { 2 };
-    let parameters = tables * sizes.vocab as u64 * sizes.hidden as u64
-        + sizes.layers as u64 * block as u64
-        + sizes.hidden as u64;
     let kv = KvShape { layers: sizes.layers, kv_heads: sizes.kv_heads, head_dim: sizes.head_dim };
-    DecoderFacts { vocab: sizes.vocab as u32, context: sizes.context, kv, parameters }
+    DecoderFacts { vocab: sizes.vocab as u32, context: sizes.context, kv }
 }
 
 impl<O: Ops + 'static> Adopt<O> for PackedStack<O> {

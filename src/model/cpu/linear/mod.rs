@@ -1,0 +1,202 @@
+//! Products of packed weights with activations: the driver.
+//!
+//! Work is cut by panels (sixteen rows) and blocks of tokens; never by columns,
+//! so each output is one fixed chain whatever the number of threads or tokens.
+//! The chains themselves: [`widened`] in f32, [`portable`] and its vector twins
+//! with int8 activations.
+
+use super::pool::ThreadPool;
+use super::simd::{SimdPath, dispatch};
+use super::weight::{Format, GROUP, PANEL_ROWS, PackedWeight, Part, Quantised};
+
+mod activations;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+mod widened;
+
+pub use activations::{DisjointInt8Rows, Int8Row, Int8Rows};
+
+use widened::WidenedPanel;
+
+/// Tokens that share one pass over a panel.
+const TILE: usize = 8;
+/// Tokens that share a panel while it is in the first-level cache.
+const TOKEN_BLOCK: usize = 128;
+/// Multiply-adds worth claiming at once: some microseconds.
+const CLAIM: usize = 1 << 18;
+
+/// Results of one panel with up to eight tokens.
+type Tile = [[f32; PANEL_ROWS]; TILE];
+
+/// How and where to compute.
+#[derive(Clone, Copy, Debug)]
+pub struct Machine<'a> {
+    /// Instruction set.
+    pub path: SimdPath,
+    /// Threads to compute on.
+    pub pool: &'a ThreadPool,
+    /// At most so many of them.
+    pub threads: usize,
+}
+
+/// Activations of a product, in the forms its weight needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    /// How many tokens.
+    pub tokens: usize,
+    /// `[tokens][cols]`, for dense parts, and all parts where `int8` is not given.
+    pub f32: &'a [f32],
+    /// For quantised parts.
+    pub int8: Option<&'a Int8Rows>,
+}
+
+/// What becomes of the results.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Store {
+    /// Overwrite.
+    Set,
+    /// Add to what is there.
+    Add,
+}
+
+/// One panel and int8 activations.
+struct Int8Panel<'a> {
+    bytes: &'a [u8],
+    format: Quantised,
+    x: &'a Int8Rows,
+}
+
+impl<'a> Int8Panel<'a> {
+    /// Checks once what kernels rely on: a whole panel as wide as the activations, of `tokens` tokens.
+    fn new(bytes: &'a [u8], format: Quantised, x: &'a Int8Rows, tokens: usize) -> Self {
+        let groups = tokens * x.groups();
+        assert_eq!(bytes.len(), Format::Quantised(format).panel_bytes(x.cols), "a whole panel");
+        assert!(x.cols % GROUP == 0 && x.codes.len() >= tokens * x.cols, "codes of every token");
+        let metadata = [x.scales.len(), x.sums.len(), x.scaled_sums.len()];
+        assert!(metadata.iter().all(|len| *len >= groups), "scales of every token");
+        Self { bytes, format, x }
+    }
+
+    fn product(&self, path: SimdPath, token: usize, tile: &mut [[f32; PANEL_ROWS]]) {
+        match path {
+            SimdPath::Portable => portable::product(self, token, tile),
+            // SAFETY: a path other than Portable is chosen only where the processor supports it.
+            #[cfg(target_arch = "x86_64")]
+            SimdPath::Avx2 => unsafe { avx2::product(self, token, tile) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            SimdPath::Avx512 => unsafe { avx512::product(self, token, tile) },
+            #[cfg(not(target_arch = "x86_64"))]
+            SimdPath::Avx2 | SimdPath::Avx512 => portable::product(self, token, tile),
+        }
+    }
+}
+
+/// The output, written by several threads at disjoint places.
+#[derive(Clone, Copy)]
+struct Output {
+    start: *mut f32,
+    width: usize,
+    store: Store,
+}
+
+// SAFETY: threads write through it only at the rows and tokens of items they claimed, each item once.
+unsafe impl Sync for Output {}
+
+impl Output {
+    /// # Safety
+    /// `token` and `row..row + values.len()` are inside the output and nobody else's.
+    unsafe fn put(&self, token: usize, row: usize, values: &[f32]) {
+        // SAFETY: the caller vouches for the place.
+        let out =
+            unsafe { std::slice::from_raw_parts_mut(self.start.add(token * self.width + row), values.len()) };
+        match self.store {
+            Store::Set => out.copy_from_slice(values),
+            Store::Add => out.iter_mut().zip(values).for_each(|(out, value)| *out += value),
+        }
+    }
+}
+
+/// `out (+)= x · wᵀ`; `out` is `[tokens][w.rows]`.
+///
+/// # Panics
+/// When widths or lengths do not fit together: the caller's fault, never the data's.
+pub fn product(machine: Machine<'_>, w: &PackedWeight, x: Inputs<'_>, out: &mut [f32], store: Store) {
+    assert_eq!(out.len(), x.tokens * w.rows, "an output for every token and row");
+    if x.tokens == 0 {
+        return;
+    }
+    let output = Output { start: out.as_mut_ptr(), width: w.rows, store };
+    let panels = w.panels();
+    let blocks = x.tokens.div_ceil(TOKEN_BLOCK);
+    let items = panels * blocks;
+    let per_item = PANEL_ROWS * w.cols.max(1) * x.tokens.min(TOKEN_BLOCK);
+    let grain = (CLAIM / per_item).min(items / (4 * machine.threads.max(1))).max(1);
+    machine.pool.run(machine.threads, items, grain, &|range| {
+        for item in range {
+            let (block, panel) = (item / panels, item % panels);
+            let tokens = block * TOKEN_BLOCK..x.tokens.min((block + 1) * TOKEN_BLOCK);
+            let (part, panel) = locate(w, panel);
+            // SAFETY: this thread claimed the item, which is all tokens of this block and the rows of
+            // this panel; `out` is as long as asserted above.
+            unsafe { panel_product(machine.path, w.cols, part, panel, x, tokens, &output) };
+        }
+    });
+}
+
+/// The part that the weight's `panel`-th panel is in, and its index there.
+fn locate(w: &PackedWeight, mut panel: usize) -> (&Part, usize) {
+    let mut current = &w.parts[0];
+    for part in &w.parts {
+        current = part;
+        if panel < part.panels() {
+            break;
+        }
+        panel -= part.panels();
+    }
+    (current, panel)
+}
+
+/// # Safety
+/// The outputs of these tokens and this panel's rows are the caller's alone.
+unsafe fn panel_product(
+    path: SimdPath,
+    cols: usize,
+    part: &Part,
+    panel: usize,
+    x: Inputs<'_>,
+    tokens: std::ops::Range<usize>,
+    output: &Output,
+) {
+    let bytes = part.panel(panel);
+    let first = panel * PANEL_ROWS;
+    let rows = PANEL_ROWS.min(part.rows - first);
+    let int8 = match (part.format, x.int8) {
+        (Format::Quantised(format), Some(int8)) => Some(Int8Panel::new(bytes, format, int8, x.tokens)),
+        _ => None,
+    };
+    let mut tile: Tile = [[0.0; PANEL_ROWS]; TILE];
+    let mut token = tokens.start;
+    while token < tokens.end {
+        let count = match int8 {
+            Some(_) => TILE.min(tokens.end - token),
+            None => widened::TOKENS.min(tokens.end - token),
+        };
+        let results = &mut tile[..count];
+        match &int8 {
+            Some(panel) => panel.product(path, token, results),
+            None => {
+                let x = &x.f32[token * cols..(token + count) * cols];
+                dispatch(path, WidenedPanel { bytes, format: part.format, cols, x, tile: results });
+            }
+        }
+        for (i, results) in tile[..count].iter().enumerate() {
+            // SAFETY: passed on from the caller; `rows` of the panel are the part's.
+            unsafe { output.put(token + i, part.first_row + first, &results[..rows]) };
+        }
+        token += count;
+    }
+}

@@ -1,0 +1,39 @@
+//! Where tests find the demo model and the test data.
+
+use std::path::{Path, PathBuf};
+
+/// The demo model's file.
+const DEMO: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
+
+/// The demo model; without it a test that asks for it fails and says how to get it.
+pub fn demo_model() -> PathBuf {
+    let path = std::env::var_os("GREENROOM_DEMO_MODEL")
+        .map_or_else(|| home().join("models").join(DEMO), PathBuf::from);
+    assert!(path.is_file(), "the demo model is not at {}: run `make model` first", path.display());
+    path
+}
+
+fn home() -> PathBuf {
+    if let Some(home) = std::env::var_os("GREENROOM_HOME") {
+        return home.into();
+    }
+    let user = PathBuf::from(std::env::var_os("HOME").expect("HOME is set"));
+    let below = if cfg!(target_os = "macos") {
+        "Library/Application Support/greenroom"
+    } else {
+        ".local/share/greenroom"
+    };
+    user.join(below)
+}
+
+/// A file or folder below `tests/data`.
+pub fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}
+
+/// A JSON file below `tests/data`.
+pub fn json(name: &str) -> serde_json::Value {
+    let path = data(name);
+    let text = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_json::from_slice(&text).expect("test data is JSON")
+}

@@ -1,0 +1,349 @@
+//! Attention: against a plain softmax, and bit for bit across chunk sizes,
+//! batches, threads and paths.
+
+use greenroom::config::{CpuConfig, KvType};
+use greenroom::model::cpu::attention::Vector;
+use greenroom::model::cpu::{CpuKv, CpuOps, SimdPath};
+use greenroom::model::ops::{AttnSpec, KvShape, KvStore, LayerId, Norm, Ops, Rope, Step, StepRow};
+use greenroom::types::{EngineError, SequenceId, TokenId};
+use half::f16;
+
+use super::{Random, bits, paths, start};
+
+/// One attention layer and a row's inputs.
+struct Case {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    window: Option<u32>,
+    rotated: usize,
+    normed: bool,
+    kv: KvType,
+}
+
+const PLAIN: Case =
+    Case { heads: 6, kv_heads: 2, head_dim: 16, window: None, rotated: 16, normed: false, kv: KvType::F16 };
+
+impl Case {
+    fn width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    fn spec(&self, ops: &mut CpuOps) -> AttnSpec<Vector> {
+        let mut random = Random(99);
+        let inv_freq: Vec<f32> = (0..self.rotated / 2).map(|i| 0.3_f32.powi(i as i32)).collect();
+        let mut norm = || Norm { weight: ops.vector(&random.vector(self.head_dim)).unwrap(), eps: 1e-6 };
+        let (q_norm, k_norm) = (norm(), norm());
+        AttnSpec {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            scale: 1.0 / (self.head_dim as f32).sqrt(),
+            window: self.window,
+            rope: (self.rotated > 0)
+                .then(|| Rope { inv_freq: ops.vector(&inv_freq).unwrap(), dims: self.rotated }),
+            q_norm: self.normed.then_some(q_norm),
+            k_norm: self.normed.then_some(k_norm),
+        }
+    }
+
+    fn ops(&self, path: SimdPath, threads: usize) -> (CpuOps, CpuKv) {
+        let mut config = CpuConfig::default();
+        config.kv = self.kv;
+        config.threads = Some(threads);
+        let shape = KvShape { layers: 2, kv_heads: self.kv_heads, head_dim: self.head_dim };
+        CpuOps::with_path(&config, &start(shape, 64), path).unwrap()
+    }
+}
+
+/// What a row still has to compute.
+struct Work<'a> {
+    sequence: SequenceId,
+    inputs: &'a [f32],
+    outputs: Vec<f32>,
+}
+
+/// Runs one step: the next `sizes[i]` tokens of each row.
+fn step(
+    ops: &mut CpuOps,
+    kv: &mut CpuKv,
+    case: &Case,
+    spec: &AttnSpec<Vector>,
+    work: &mut [Work<'_>],
+    sizes: &[usize],
+) {
+    let width = case.width();
+    let (mut rows, mut positions, mut packed) = (vec![], vec![], vec![]);
+    for (work, size) in work.iter().zip(sizes) {
+        let at = kv.len(work.sequence).unwrap();
+        kv.reserve(work.sequence, at + *size as u32).unwrap();
+        if *size > 0 {
+            rows.push(StepRow { sequence: work.sequence, first: positions.len(), len: *size, start: at });
+        }
+        positions.extend(at..at + *size as u32);
+        packed.extend_from_slice(&work.inputs[at as usize * width..(at as usize + size) * width]);
+    }
+    let tokens = vec![TokenId(0); positions.len()];
+    let qkv = ops.tensor(tokens.len(), &packed);
+    let plan = Step { tokens: &tokens, positions: &positions, rows: &rows };
+    let out = ops.attend(kv, LayerId(1), qkv, spec, &plan).unwrap();
+    let mut done = 0;
+    for (work, size) in work.iter_mut().zip(sizes) {
+        let at = kv.len(work.sequence).unwrap();
+        kv.commit(work.sequence, at + *size as u32).unwrap();
+        let width = out.width();
+        work.outputs.extend_from_slice(&out.data()[done * width..(done + size) * width]);
+        done += size;
+    }
+}
+
+/// One row in chunks of `chunk`.
+fn alone(case: &Case, path: SimdPath, threads: usize, inputs: &[f32], chunk: usize) -> Vec<f32> {
+    let (mut ops, mut kv) = case.ops(path, threads);
+    let spec = case.spec(&mut ops);
+    let sequence = kv.open(None).unwrap();
+    let mut work = [Work { sequence, inputs, outputs: vec![] }];
+    let mut left = inputs.len() / case.width();
+    while left > 0 {
+        let size = chunk.min(left);
+        step(&mut ops, &mut kv, case, &spec, &mut work, &[size]);
+        left -= size;
+    }
+    let [work] = work;
+    work.outputs
+}
+
+fn rotate(head: &mut [f64], inv_freq: &[f32], position: usize) {
+    let n = inv_freq.len();
+    for i in 0..n {
+        let (sin, cos) = f64::from(position as f32 * inv_freq[i]).sin_cos();
+        let (x, y) = (head[i], head[i + n]);
+        head[i] = x * cos - y * sin;
+        head[i + n] = y * cos + x * sin;
+    }
+}
+
+/// The same in f64 by the textbook: all scores, one softmax.
+fn plain(case: &Case, inputs: &[f32]) -> Vec<f64> {
+    let (mut ops, _kv) = case.ops(SimdPath::Portable, 1);
+    let spec = case.spec(&mut ops);
+    let (d, tokens) = (case.head_dim, inputs.len() / case.width());
+    let round = |x: f64| match case.kv {
+        KvType::F16 => f16::from_f32(x as f32).to_f64(),
+        KvType::F32 => x,
+    };
+    let turned: Vec<Vec<f64>> = inputs
+        .chunks(case.width())
+        .enumerate()
+        .map(|(position, row)| {
+            let mut row: Vec<f64> = row.iter().map(|x| f64::from(*x)).collect();
+            for (index, head) in row.chunks_mut(d).take(case.heads + case.kv_heads).enumerate() {
+                let norm = if index < case.heads { &spec.q_norm } else { &spec.k_norm };
+                if let Some(norm) = norm {
+                    let mean = head.iter().map(|x| x * x).sum::<f64>() / d as f64;
+                    let scale = 1.0 / (mean + f64::from(norm.eps)).sqrt();
+                    head.iter_mut().zip(norm.weight.iter()).for_each(|(x, w)| *x *= scale * f64::from(*w));
+                }
+                if let Some(rope) = &spec.rope {
+                    rotate(head, &rope.inv_freq, position);
+                }
+            }
+            row[case.heads * d..].iter_mut().for_each(|x| *x = round(*x));
+            row
+        })
+        .collect();
+    let mut out = vec![];
+    for position in 0..tokens {
+        let first = case.window.map_or(0, |window| (position + 1).saturating_sub(window as usize));
+        for head in 0..case.heads {
+            let key_at = (case.heads + head / (case.heads / case.kv_heads)) * d;
+            let value_at = key_at + case.kv_heads * d;
+            let query = &turned[position][head * d..(head + 1) * d];
+            let score = |key: &Vec<f64>| {
+                query.iter().zip(&key[key_at..]).map(|(q, k)| q * k).sum::<f64>() * f64::from(spec.scale)
+            };
+            let scores: Vec<f64> = turned[first..=position].iter().map(score).collect();
+            let max = scores.iter().fold(f64::NEG_INFINITY, |a, b| a.max(*b));
+            let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            for i in 0..d {
+                let seen = turned[first..=position].iter().zip(&weights);
+                out.push(seen.map(|(row, weight)| row[value_at + i] * weight).sum::<f64>() / sum);
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn attention_matches_the_textbook_on_every_path() {
+    let mut random = Random(17);
+    let cases = [
+        (Case { ..PLAIN }, 700),
+        (Case { kv: KvType::F32, normed: true, ..PLAIN }, 130),
+        (Case { heads: 3, kv_heads: 3, head_dim: 8, rotated: 4, ..PLAIN }, 70),
+        (Case { heads: 8, kv_heads: 1, head_dim: 20, rotated: 20, window: Some(50), ..PLAIN }, 600),
+        (Case { heads: 2, kv_heads: 1, head_dim: 64, rotated: 0, window: Some(1), ..PLAIN }, 65),
+        (Case { heads: 4, kv_heads: 2, head_dim: 6, rotated: 6, window: Some(513), ..PLAIN }, 1100),
+    ];
+    for (case, tokens) in cases {
+        let inputs: Vec<f32> = random.vector(tokens * case.width()).iter().map(|x| 3.0 * x).collect();
+        let want = plain(&case, &inputs);
+        let mut first: Option<Vec<u32>> = None;
+        for path in paths() {
+            let got = alone(&case, path, 2, &inputs, 256);
+            assert_eq!(got.len(), want.len());
+            for (index, (got, want)) in got.iter().zip(&want).enumerate() {
+                let error = (f64::from(*got) - want).abs();
+                // Keys rounded to halves after f32 arithmetic may fall to the other side of a tie.
+                assert!(error < 4e-3, "{} heads, value {index}: {got} {want}", case.heads);
+            }
+            let mean = got.iter().zip(&want).map(|(a, b)| (f64::from(*a) - b).abs()).sum::<f64>()
+                / want.len() as f64;
+            assert!(mean < 2e-5, "{mean}");
+            let got = bits(&got);
+            assert_eq!(first.get_or_insert_with(|| got.clone()), &got, "{path:?}");
+        }
+    }
+}
+
+#[test]
+fn chunks_and_threads_do_not_change_a_bit() {
+    let mut random = Random(23);
+    let fast = SimdPath::choose(None).unwrap();
+    for (window, kv) in [(None, KvType::F16), (Some(100), KvType::F16), (None, KvType::F32)] {
+        let case = Case { window, kv, ..PLAIN };
+        let inputs = random.vector(1100 * case.width());
+        let whole = bits(&alone(&case, fast, 1, &inputs, 512));
+        for (threads, chunk) in [(2, 1), (2, 7), (3, 64), (2, 512), (4, 1100)] {
+            let chunked = alone(&case, fast, threads, &inputs, chunk);
+            assert_eq!(bits(&chunked), whole, "chunks of {chunk}, window {window:?}");
+        }
+    }
+}
+
+#[test]
+fn a_row_in_a_mixed_batch_gives_the_bits_of_the_row_alone() {
+    let mut random = Random(29);
+    let lengths = [1, 600, 65, 64, 300, 129, 33, 520];
+    for path in paths() {
+        let case = Case { window: None, ..PLAIN };
+        let inputs: Vec<Vec<f32>> = lengths.iter().map(|len| random.vector(len * case.width())).collect();
+        let (mut ops, mut kv) = case.ops(path, 2);
+        let spec = case.spec(&mut ops);
+        let mut work: Vec<Work<'_>> = inputs
+            .iter()
+            .map(|inputs| Work { sequence: kv.open(None).unwrap(), inputs, outputs: vec![] })
+            .collect();
+        loop {
+            let left: Vec<usize> = work
+                .iter()
+                .zip(&lengths)
+                .map(|(work, len)| len - kv.len(work.sequence).unwrap() as usize)
+                .collect();
+            if left.iter().all(|left| *left == 0) {
+                break;
+            }
+            let sizes: Vec<usize> =
+                left.iter().map(|left| (*left).min([1, 7, 64, 200][random.below(4)])).collect();
+            step(&mut ops, &mut kv, &case, &spec, &mut work, &sizes);
+        }
+        for (work, inputs) in work.iter().zip(&inputs) {
+            let expected = alone(&case, path, 1, inputs, 512);
+            assert_eq!(bits(&work.outputs), bits(&expected), "{} tokens", inputs.len() / case.width());
+        }
+    }
+}
+
+#[test]
+fn a_fork_gives_the_bits_of_a_row_that_computed_its_prefix() {
+    let mut random = Random(37);
+    let case = Case { ..PLAIN };
+    let path = SimdPath::choose(None).unwrap();
+    let inputs = random.vector(200 * case.width());
+    let expected = alone(&case, path, 1, &inputs, 512);
+    for at in [1, 63, 64, 100, 128, 199] {
+        let (mut ops, mut kv) = case.ops(path, 2);
+        let spec = case.spec(&mut ops);
+        let sequence = kv.open(None).unwrap();
+        let mut work = [Work { sequence, inputs: &inputs, outputs: vec![] }];
+        step(&mut ops, &mut kv, &case, &spec, &mut work, &[200]);
+        let fork = kv.open(Some((sequence, at))).unwrap();
+        kv.close(sequence);
+        let mut work = [Work { sequence: fork, inputs: &inputs, outputs: vec![] }];
+        step(&mut ops, &mut kv, &case, &spec, &mut work, &[200 - at as usize]);
+        let width = case.heads * case.head_dim;
+        assert_eq!(bits(&work[0].outputs), bits(&expected[at as usize * width..]), "forked at {at}");
+    }
+}
+
+#[test]
+fn what_lies_in_unused_slots_is_never_seen() {
+    // Fill blocks with values that would poison any sum, give them back, and compute in them.
+    let mut random = Random(43);
+    let case = Case { ..PLAIN };
+    let path = SimdPath::choose(None).unwrap();
+    let inputs = random.vector(90 * case.width());
+    let expected = alone(&case, path, 1, &inputs, 512);
+    let (mut ops, mut kv) = case.ops(path, 2);
+    let spec = case.spec(&mut ops);
+    let poison = kv.open(None).unwrap();
+    kv.reserve(poison, 128).unwrap();
+    let bad = vec![f32::NAN; case.kv_heads * case.head_dim];
+    for position in 0..128 {
+        kv.write_token(poison, LayerId(1), position, &bad, &bad).unwrap();
+    }
+    kv.close(poison);
+    let sequence = kv.open(None).unwrap();
+    let mut work = [Work { sequence, inputs: &inputs, outputs: vec![] }];
+    step(&mut ops, &mut kv, &case, &spec, &mut work, &[50]);
+    step(&mut ops, &mut kv, &case, &spec, &mut work, &[40]);
+    assert_eq!(bits(&work[0].outputs), bits(&expected));
+}
+
+#[test]
+fn plans_that_break_a_rule_are_refused() {
+    let case = Case { ..PLAIN };
+    let (mut ops, mut kv) = case.ops(SimdPath::Portable, 1);
+    let spec = case.spec(&mut ops);
+    let sequence = kv.open(None).unwrap();
+    kv.reserve(sequence, 64).unwrap();
+    let mut refused = |rows: &[StepRow], tokens: usize, layer: usize| {
+        let ids = vec![TokenId(0); tokens];
+        let positions: Vec<u32> = (0..tokens as u32).collect();
+        let qkv = ops.tensor(tokens, &vec![0.5; tokens * case.width()]);
+        let plan = Step { tokens: &ids, positions: &positions, rows };
+        ops.attend(&mut kv, LayerId(layer), qkv, &spec, &plan).map(|_| ()).unwrap_err()
+    };
+    let row = StepRow { sequence, first: 0, len: 1, start: 0 };
+    let invalid = |error: EngineError| assert!(matches!(error, EngineError::InvalidPlan { .. }), "{error}");
+    invalid(refused(&[StepRow { len: 65, ..row }], 65, 0));
+    invalid(refused(&[StepRow { start: 1, ..row }], 1, 0));
+    invalid(refused(&[row, StepRow { first: 1, ..row }], 2, 0));
+    invalid(refused(&[row], 2, 0));
+    invalid(refused(&[row], 1, 2));
+    invalid(refused(&[StepRow { len: 0, ..row }], 0, 0));
+    let gone = SequenceId { number: 77, ..sequence };
+    assert_eq!(
+        refused(&[StepRow { sequence: gone, ..row }], 1, 0),
+        EngineError::UnknownSequence { sequence: gone }
+    );
+}
+
+#[test]
+fn a_steady_step_allocates_no_buffer() {
+    let case = Case { ..PLAIN };
+    let (mut ops, mut kv) = case.ops(SimdPath::choose(None).unwrap(), 2);
+    let spec = case.spec(&mut ops);
+    let mut random = Random(47);
+    let inputs = random.vector(40 * case.width());
+    let sequence = kv.open(None).unwrap();
+    let mut work = [Work { sequence, inputs: &inputs, outputs: vec![] }];
+    step(&mut ops, &mut kv, &case, &spec, &mut work, &[1]);
+    let before = ops.allocations();
+    assert!(before > 0);
+    for _ in 0..30 {
+        step(&mut ops, &mut kv, &case, &spec, &mut work, &[1]);
+    }
+    assert_eq!(ops.allocations(), before);
+}

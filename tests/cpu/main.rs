@@ -1,0 +1,69 @@
+//! The CPU backend against plain loops, and against itself: every path, any
+//! number of threads, any batch and chunking give the same bits.
+//!
+//! A path that this processor lacks is named in the output as not run.
+
+#![cfg(feature = "cpu")]
+
+mod attention;
+mod elementwise;
+mod kv;
+mod linear;
+mod matrix;
+mod pool;
+
+use greenroom::config::CpuConfig;
+use greenroom::model::cpu::{CpuKv, CpuOps, SimdPath};
+use greenroom::model::ops::{KvShape, StartOps};
+use greenroom::types::Epoch;
+
+/// Paths that this machine can run; names the others.
+fn paths() -> Vec<SimdPath> {
+    let (run, not_run): (Vec<_>, Vec<_>) = SimdPath::ALL.into_iter().partition(|path| path.is_supported());
+    for path in not_run {
+        println!("the {} path was not run: this processor lacks it", path.name());
+    }
+    run
+}
+
+/// A start for small models.
+fn start(kv: KvShape, blocks: u64) -> StartOps {
+    let bytes = 64 * (kv.layers * kv.kv_heads * (kv.head_dim + kv.head_dim.next_multiple_of(16)) * 4) as u64;
+    StartOps { epoch: Epoch(3), kv, kv_budget_bytes: blocks * bytes, context: 4096 }
+}
+
+/// Operators with a shape for tests that need no keys and values.
+fn ops(config: &CpuConfig, path: SimdPath) -> (CpuOps, CpuKv) {
+    let kv = KvShape { layers: 1, kv_heads: 1, head_dim: 16 };
+    CpuOps::with_path(config, &start(kv, 4), path).unwrap()
+}
+
+/// A small deterministic generator (xorshift), so that failures repeat.
+struct Random(u64);
+
+impl Random {
+    fn bits(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// Uniform in −1..1.
+    fn signed(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (self.bits() >> 32) as usize % bound
+    }
+
+    fn vector(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.signed()).collect()
+    }
+}
+
+/// Bits, so that equality is exact and NaN equals itself.
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}

@@ -1,0 +1,34 @@
+//! The demo model's greedy continuations: exact arithmetic gives the exact tokens,
+//! rounded arithmetic the tokens that the exact one is sure of.
+#![cfg(feature = "cpu")]
+
+#[allow(dead_code, reason = "each test program uses a part")]
+mod checkpoints;
+#[allow(dead_code, reason = "each test program uses a part")]
+mod common;
+
+use checkpoints::demo;
+use greenroom::config::{Activations, CpuConfig, KvType};
+use greenroom::model::cpu::CpuOps;
+
+#[test]
+fn the_cases_are_those_that_the_figures_are_about() {
+    let cases = demo::cases();
+    let gaps: Vec<f64> = cases.iter().flat_map(|case| case.gaps.iter().copied()).collect();
+    let above = |least: f64| gaps.iter().filter(|gap| **gap >= least).count();
+    assert_eq!((gaps.len(), above(1.0), above(0.25)), (235, 140, 204));
+    assert!(cases.iter().all(|case| case.gaps.len() == case.tokens.len()));
+}
+
+#[test]
+fn without_rounding_the_tokens_are_exact() {
+    let mut config = CpuConfig::default();
+    config.activations = Activations::F32;
+    config.kv = KvType::F32;
+    demo::hold_to_the_exact_tokens::<CpuOps>(&config, &demo::cases());
+}
+
+#[test]
+fn with_rounding_the_sure_tokens_are_equal() {
+    demo::hold_to_the_sure_tokens::<CpuOps>(&CpuConfig::default(), &demo::cases());
+}
