@@ -181,3 +181,6 @@ impl From<Failure> for ApiError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,7 @@
 
 use std::time::Instant;
 
+use crate::observe::fields;
 use crate::types::{ChatEvent, RequestId, Timings, Usage};
 
 /// What is known of a request so far.
@@ -51,6 +52,7 @@ impl Drop for ChatLog {
     fn drop(&mut self) {
         let ms = |duration: std::time::Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         tracing::info!(
+            target: fields::REQUEST,
             request_id = %self.id,
             model = %self.model,
             stream = self.stream,
