@@ -4,14 +4,20 @@
 //! tokens (a bounded channel), cancellation (a dropped receiver), liveness and
 //! metrics (atomics), configuration.
 
-use std::time::SystemTime;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use actix::Message;
 use tokio::sync::mpsc;
 
-use crate::types::{ChatEvent, ChatRequest, Refusal, RequestId};
+use crate::actors::stream::EventSink;
+use crate::model::LoadedModel;
+use crate::model::text::TextModel;
+use crate::types::{ChatEvent, ChatRequest, Epoch, PreparedPrompt, Refusal, RequestId, Ticket};
 
 /// Asks for an answer. From an HTTP handler, or a host's own actor, to the gateway.
+///
+/// Dropping the request's future before the reply cancels it.
 #[derive(Message, Debug)]
 #[rtype(result = "Result<ChatStream, Refusal>")]
 pub struct OpenChat {
@@ -35,3 +41,147 @@ pub struct ChatStream {
     /// Events; exactly one terminal one, last.
     pub events: mpsc::Receiver<ChatEvent>,
 }
+
+/// Turns a request into ids and resolved parameters. From the gateway to the preparation pool.
+#[derive(Message)]
+#[rtype(result = "Result<PreparedPrompt, Refusal>")]
+pub(crate) struct Prepare {
+    pub(crate) request: ChatRequest,
+    pub(crate) text: Arc<TextModel>,
+    /// Most tokens of prompt and answer together.
+    pub(crate) context: u32,
+    /// Used where the request names none.
+    pub(crate) seed: u64,
+    /// The date that templates may print.
+    pub(crate) now: SystemTime,
+}
+
+/// Puts a prepared request into a model's queue. From the gateway to the scheduler.
+#[derive(Message)]
+#[rtype(result = "Result<Accepted, Refusal>")]
+pub(crate) struct Admit {
+    pub(crate) ticket: Ticket,
+    pub(crate) prompt: PreparedPrompt,
+    pub(crate) events: EventSink,
+}
+
+/// The request is in the queue.
+#[derive(Debug)]
+pub(crate) struct Accepted;
+
+/// A model's load has ended. From the loader thread to the scheduler.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct Loaded {
+    /// The life that this load was asked for; others are ignored.
+    pub(crate) epoch: Epoch,
+    /// The model, or why not, for the operator.
+    pub(crate) result: Result<LoadedModel, String>,
+}
+
+/// Asks for a transcription. From an HTTP handler, or a host's own actor.
+///
+/// There is no speech model yet: every reply is a refusal that says so.
+#[derive(Message, Clone, Debug, Default)]
+#[rtype(result = "Result<Transcript, Refusal>")]
+#[non_exhaustive]
+pub struct Transcribe {}
+
+/// A transcription; cannot be made yet.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Transcript {
+    /// What was said.
+    pub text: String,
+}
+
+/// What became of a model's engine. From the scheduler to the gateway, one a change.
+#[derive(Message, Clone)]
+#[rtype(result = "()")]
+pub(crate) struct EngineState {
+    pub(crate) model: String,
+    /// Reports of an older life are ignored.
+    pub(crate) epoch: Epoch,
+    pub(crate) state: EngineCondition,
+}
+
+/// See [`EngineState`].
+#[derive(Clone)]
+pub(crate) enum EngineCondition {
+    /// It answers.
+    Ready {
+        text: Arc<TextModel>,
+        /// Most tokens a row can hold.
+        context: u32,
+        facts: Vec<(String, String)>,
+    },
+    /// It was lost and is being rebuilt.
+    Restarting,
+    /// It stays away.
+    Failed { message: String },
+}
+
+/// A model's engine has a new life; everything of older ones is void. From the
+/// scheduler to the prompt cache, one an epoch.
+#[derive(Message, Clone, Copy, Debug)]
+#[rtype(result = "()")]
+pub(crate) struct Reset {
+    /// Index of the model in the instance.
+    pub(crate) model: usize,
+    pub(crate) epoch: Epoch,
+}
+
+/// The prompt cache gave rows up: close their sequences. From the prompt cache to the
+/// scheduler, which owns the engine.
+#[derive(Message, Clone, Copy, Debug)]
+#[rtype(result = "()")]
+pub(crate) struct CloseReleased;
+
+/// Asks what prompt reuse did so far. From anybody to the prompt cache.
+#[derive(Message, Clone, Copy, Debug, Default)]
+#[rtype(result = "CacheReport")]
+pub struct CacheStatistics;
+
+/// Forgets all finished rows. From anybody to the prompt cache; the reply is the state after.
+#[derive(Message, Clone, Copy, Debug, Default)]
+#[rtype(result = "CacheReport")]
+pub struct ClearCache;
+
+/// Reply of [`CacheStatistics`]: sums over all models of the instance.
+#[derive(Clone, PartialEq, Eq, Debug, Default, actix::MessageResponse)]
+#[non_exhaustive]
+pub struct CacheReport {
+    /// What this cache is and is not, in one sentence.
+    pub kind: String,
+    /// Whether rows are kept at all.
+    pub enabled: bool,
+    /// Finished rows kept.
+    pub entries: u64,
+    /// Their tokens.
+    pub tokens: u64,
+    /// Requests that found a prefix.
+    pub hits: u64,
+    /// Requests that found none.
+    pub misses: u64,
+    /// Prompt tokens that did not have to be computed.
+    pub hit_tokens: u64,
+    /// Rows given up for newer ones, or for memory.
+    pub evicted: u64,
+}
+
+/// Refuses new work, waits for what is under way, then ends it. From the drain.
+#[derive(Message, Clone, Copy, Debug)]
+#[rtype(result = "Drained")]
+pub(crate) struct Drain {
+    /// How long streams may go on.
+    pub(crate) deadline: Duration,
+}
+
+/// Nothing is under way any more.
+#[derive(Clone, Copy, Debug, actix::MessageResponse)]
+pub(crate) struct Drained;
+
+/// Ends an actor of the system's arbiter. From [`crate::actors::Greenroom::stop`].
+#[derive(Message, Clone, Copy, Debug)]
+#[rtype(result = "()")]
+pub(crate) struct Halt;

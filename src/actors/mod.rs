@@ -1,3 +1,40 @@
 //! Messages and orchestration, no tensor code.
+//!
+//! # Messages
+//!
+//! `→` is a `send` whose reply is awaited, `⇢` is fire and forget.
+//!
+//! | from → to | message | reply | bounded by |
+//! |---|---|---|---|
+//! | handler or host → gateway | [`messages::OpenChat`] | `Result<ChatStream, Refusal>` | tickets: rows + queue, taken without waiting |
+//! | gateway → preparation pool | `Prepare` | `Result<PreparedPrompt, Refusal>` | ticket |
+//! | gateway → scheduler | `Admit` | `Result<Accepted, Refusal>`, at once | ticket moves in |
+//! | loader thread ⇢ scheduler | `Loaded` | – | one a load |
+//! | handler or host → transcription | [`messages::Transcribe`] | a refusal, at once | – |
+//! | scheduler ⇢ gateway | `EngineState` | – | one a change |
+//! | scheduler ⇢ prompt cache | `Reset` | – | one an epoch |
+//! | prompt cache ⇢ scheduler | `CloseReleased` | – | one an order to clear |
+//! | anybody → prompt cache | [`messages::CacheStatistics`], [`messages::ClearCache`] | `CacheReport`, at once | – |
+//! | drain → gateway, schedulers | `Drain` | `Drained` | one |
+//! | stop ⇢ gateway | `Halt` | – | one |
+//!
+//! Not messages: tokens (a bounded channel a request with one slot reserved for the
+//! terminal event), cancellation (a dropped receiver), liveness and metrics (atomics),
+//! configuration.
 
+pub(crate) mod gateway;
+pub(crate) mod loader;
 pub mod messages;
+pub(crate) mod preparation;
+pub(crate) mod prompt_cache;
+pub(crate) mod scheduler;
+pub mod status;
+pub(crate) mod stream;
+pub(crate) mod threads;
+pub(crate) mod transcription;
+pub mod wiring;
+
+pub use messages::{CacheReport, CacheStatistics, ChatStream, ClearCache, OpenChat, Transcribe, Transcript};
+pub use scheduler::restart::RestartPolicy;
+pub use status::{Health, ModelState, ModelStatus};
+pub use wiring::{Greenroom, GreenroomBuilder, Handles, StartError};

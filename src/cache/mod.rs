@@ -1,1 +1,8 @@
-//! To be written.
+//! Data structures of prompt reuse: bytes and lists, no actors, no tensors.
+//!
+//! What is kept is a parameter, so that nothing here knows what a payload is worth or
+//! how it is freed: whatever is given up is handed back to the caller.
+
+pub mod prefix;
+
+pub use prefix::{EntryId, Found, PrefixIndex, PrefixStatistics};

@@ -9,6 +9,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+mod load;
+mod validate;
+
+pub use load::{ConfigError, Sources};
+pub use validate::Problem;
+
 /// All settings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -39,13 +45,15 @@ pub struct HttpConfig {
     pub host: String,
     /// Port; 0 = any free one.
     pub port: u16,
-    /// Also (or, without a port flag, only) listen on this Unix socket.
+    /// Listen on `host` and `port`; off only where a Unix socket is set.
+    pub tcp: bool,
+    /// Also listen on this Unix socket (mode 0600).
     pub unix_socket: Option<PathBuf>,
     /// Largest JSON body, bytes.
     pub max_json_bytes: usize,
     /// Threads that serve connections.
     pub workers: usize,
-    /// Cut connections whose client closed its write side (`false`), or go on answering them.
+    /// Go on answering a client that closed its write side; `false` takes that as having gone.
     pub allow_half_close: bool,
     /// Host names that may be asked for besides loopback ones and the listening address.
     pub allowed_hosts: Vec<String>,
@@ -57,6 +65,8 @@ pub struct HttpConfig {
     pub drain_s: u64,
     /// Seconds in which a request's body must arrive.
     pub body_timeout_s: u64,
+    /// Seconds that an idle connection is kept.
+    pub keep_alive_s: u64,
 }
 
 impl Default for HttpConfig {
@@ -64,6 +74,7 @@ impl Default for HttpConfig {
         Self {
             host: "127.0.0.1".into(),
             port: 8080,
+            tcp: true,
             unix_socket: None,
             max_json_bytes: 32 * 1024 * 1024,
             workers: 2,
@@ -73,6 +84,7 @@ impl Default for HttpConfig {
             heartbeat_s: 10,
             drain_s: 15,
             body_timeout_s: 60,
+            keep_alive_s: 75,
         }
     }
 }

@@ -1,1 +1,32 @@
-//! To be written.
+//! HTTP: routes, and pure translators between the wire and [`crate::types`].
+//!
+//! The only place that knows status codes and OpenAI's shapes. Sees the actors'
+//! messages and handles, never the model or the cache.
+//!
+//! [`configure`] mounts the routes in any actix application; [`HttpFront`] is
+//! the server of the binary: listeners, limits, its part of the drain.
+
+mod api_error;
+mod audio;
+mod body;
+mod chat;
+mod chat_log;
+mod chat_request;
+mod client;
+mod dto;
+mod edge;
+mod fields;
+mod front;
+mod guard;
+mod health;
+mod listen;
+mod messages;
+mod models;
+mod page;
+mod routes;
+mod sse;
+mod state;
+
+pub use front::{HttpFront, Listeners, Serving};
+pub use listen::ListenError;
+pub use routes::configure;

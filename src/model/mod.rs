@@ -17,7 +17,11 @@ use crate::types::{EngineError, Epoch, LoadError, SamplingParams, SequenceId, To
 pub mod cpu;
 pub mod engine;
 pub mod families;
+#[cfg(feature = "fake")]
+pub mod fake;
 pub mod load;
+#[cfg(feature = "mlx")]
+pub mod mlx;
 pub mod ops;
 pub mod plain;
 pub mod sampler;

@@ -130,8 +130,25 @@ fn prepare_for(
         }
         #[cfg(not(feature = "cpu"))]
         Backend::Cpu => Err(not_compiled("cpu")),
+        #[cfg(feature = "mlx")]
+        Backend::Mlx => {
+            let ops = mlx_config(files);
+            let units = KvUnits { element_bytes: ops.activations.bytes(), block_tokens: 256 };
+            prepare::<crate::model::mlx::MlxOps>(files, config, ops, units)
+        }
+        #[cfg(not(feature = "mlx"))]
         Backend::Mlx => Err(not_compiled("mlx")),
     }
+}
+
+/// Metal with the checkpoint's half type where there is a GPU, else MLX's CPU device in f32.
+#[cfg(feature = "mlx")]
+fn mlx_config(files: &ModelFiles) -> crate::model::mlx::MlxConfig {
+    use crate::model::mlx::{MlxConfig, MlxDevice, MlxType, native};
+    let device = if native::has_gpu() { MlxDevice::Gpu } else { MlxDevice::Cpu };
+    let text = |key: &str| files.config.get(key).and_then(|value| value.as_str());
+    let brain = text("torch_dtype").or_else(|| text("dtype")) == Some("bfloat16");
+    MlxConfig::for_device(device, if brain { MlxType::BF16 } else { MlxType::F16 })
 }
 
 impl ModelSource for FileModel {

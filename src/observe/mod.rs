@@ -1,1 +1,10 @@
-//! To be written.
+//! What can be seen from outside: gauges as atomics, names of tracing fields.
+//!
+//! A leaf. Nobody installs a subscriber here; that is the binary's matter.
+
+pub mod fields;
+pub mod gauges;
+pub mod pulse;
+
+pub use gauges::{Counter, Gauges, Level, Outcome, Seconds};
+pub use pulse::Pulse;

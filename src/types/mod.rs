@@ -3,14 +3,18 @@
 //! A leaf: imports no other layer, knows neither HTTP nor tensors nor the actor
 //! framework. Everything here is validated once, where it enters the process.
 
+pub mod clock;
 pub mod error;
 pub mod event;
 pub mod ids;
 pub mod request;
 pub mod sampling;
+pub mod ticket;
 
+pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::{EngineError, LoadError, PrepareError, Refusal};
 pub use event::{ChatEvent, Failure, FailureReason, FinishReason, Timings, Usage};
 pub use ids::{Epoch, RequestId, SequenceId, TokenId};
 pub use request::{ChatMessage, ChatRequest, ClientId, PreparedPrompt, Role, StopRules, ToolCall};
 pub use sampling::{SamplingOptions, SamplingParams};
+pub use ticket::{LiveCount, Ticket, TicketOffice};

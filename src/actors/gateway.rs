@@ -1,0 +1,267 @@
+//! `Gateway`: admission and the table of models. On the system's arbiter; never blocks.
+//!
+//! A request passes in four stages: ticket (taken or refused at once), preparation,
+//! admission to its model's queue, reply. Then the gateway is out of its path. A
+//! requester that goes away before the reply ends its request where it is: in
+//! preparation the job is skipped, after admission the scheduler sees a closed receiver.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::dev::{MessageResponse, OneshotSender};
+use actix::prelude::*;
+
+use crate::actors::messages::{
+    Admit, ChatStream, Drain, Drained, EngineCondition, EngineState, Halt, OpenChat, Prepare,
+};
+use crate::actors::preparation::PreparationExecutor;
+use crate::actors::scheduler::BatchScheduler;
+use crate::actors::status::{Board, ModelState};
+use crate::actors::stream::{EVENT_SLOTS, channel};
+use crate::model::text::TextModel;
+use crate::observe::{Gauges, Outcome};
+use crate::types::{ChatRequest, Clock, Epoch, LiveCount, Refusal, RequestId, Ticket, TicketOffice};
+
+/// What a client is told to wait for a model that is being loaded.
+const LOADING_RETRY: Duration = Duration::from_secs(2);
+/// What it is told before any request was finished.
+const FIRST_RETRY: Duration = Duration::from_secs(2);
+/// No client is told to wait longer.
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
+
+/// A model as the gateway knows it.
+pub(crate) struct Served {
+    pub(crate) id: String,
+    pub(crate) scheduler: Addr<BatchScheduler>,
+    pub(crate) epoch: Epoch,
+    pub(crate) state: ModelState,
+    pub(crate) text: Option<Arc<TextModel>>,
+    pub(crate) context: u32,
+}
+
+impl Served {
+    pub(crate) fn new(id: String, scheduler: Addr<BatchScheduler>) -> Self {
+        Self { id, scheduler, epoch: Epoch(0), state: ModelState::Loading, text: None, context: 0 }
+    }
+}
+
+/// See the module.
+pub(crate) struct Gateway {
+    /// The default model first.
+    pub(crate) models: Vec<Served>,
+    pub(crate) preparation: Addr<PreparationExecutor>,
+    pub(crate) tickets: TicketOffice,
+    pub(crate) live: LiveCount,
+    pub(crate) max_rows: usize,
+    /// The operator's limit of context, if there is one.
+    pub(crate) context_limit: Option<u32>,
+    pub(crate) board: Arc<Board>,
+    pub(crate) gauges: Arc<Gauges>,
+    pub(crate) clock: Arc<dyn Clock>,
+}
+
+/// An accepted request on its way to its model.
+struct Opening {
+    ticket: Ticket,
+    prepare: Prepare,
+    model: String,
+    preparation: Addr<PreparationExecutor>,
+    scheduler: Addr<BatchScheduler>,
+    gauges: Arc<Gauges>,
+}
+
+/// Reply of [`OpenChat`]: a refusal at once, or what comes of the opening.
+pub(crate) struct Opened(Result<Box<Opening>, Refusal>);
+
+impl Gateway {
+    fn begin(&self, request: ChatRequest) -> Result<Opening, Refusal> {
+        if self.board.is_draining() {
+            return Err(Refusal::Draining);
+        }
+        let served = self.find(request.model.as_deref())?;
+        let text = ready_text(served)?;
+        let (id, seed) = draw()?;
+        let ticket = self
+            .tickets
+            .try_take(id, self.clock.now())
+            .ok_or_else(|| Refusal::Busy { retry_after: self.retry_after() })?;
+        let context = self.context_limit.map_or(served.context, |limit| limit.min(served.context));
+        Ok(Opening {
+            ticket,
+            prepare: Prepare { request, text, context, seed, now: self.clock.wall() },
+            model: served.id.clone(),
+            preparation: self.preparation.clone(),
+            scheduler: served.scheduler.clone(),
+            gauges: Arc::clone(&self.gauges),
+        })
+    }
+
+    fn find(&self, asked: Option<&str>) -> Result<&Served, Refusal> {
+        let found = match asked {
+            None | Some("default") => self.models.first(),
+            Some(asked) => self.models.iter().find(|model| model.id == asked),
+        };
+        found.ok_or_else(|| Refusal::UnknownModel {
+            asked: asked.unwrap_or("default").to_owned(),
+            known: self.models.iter().map(|model| model.id.clone()).collect(),
+        })
+    }
+
+    /// With all places taken, one becomes free about every `average / rows`.
+    fn retry_after(&self) -> Duration {
+        let rows = u32::try_from(self.max_rows.max(1)).unwrap_or(u32::MAX);
+        let estimate = self.gauges.request_average().map_or(FIRST_RETRY, |average| average / rows);
+        estimate.clamp(Duration::from_secs(1), LONGEST_RETRY)
+    }
+
+    fn note(&mut self, report: EngineState) {
+        let Some(served) = self.models.iter_mut().find(|model| model.id == report.model) else { return };
+        if report.epoch < served.epoch {
+            return;
+        }
+        served.epoch = report.epoch;
+        let mut seen = None;
+        served.state = match report.state {
+            EngineCondition::Ready { text, context, facts } => {
+                let context = self.context_limit.map_or(context, |limit| limit.min(context));
+                served.text = Some(text);
+                served.context = context;
+                seen = Some((context, facts));
+                ModelState::Ready
+            }
+            EngineCondition::Restarting => ModelState::Restarting,
+            EngineCondition::Failed { message } => ModelState::Failed { message },
+        };
+        let state = served.state.clone();
+        self.board.update(&report.model, |model| {
+            model.state = state;
+            if let Some((context, facts)) = seen {
+                model.context = Some(context);
+                model.facts = facts;
+            }
+        });
+    }
+}
+
+fn ready_text(served: &Served) -> Result<Arc<TextModel>, Refusal> {
+    let model = served.id.clone();
+    match (&served.state, &served.text) {
+        (ModelState::Ready, Some(text)) => Ok(Arc::clone(text)),
+        (ModelState::Failed { .. }, _) => Err(Refusal::EngineFailed {
+            model,
+            message: "it could not be loaded; see the server's log".into(),
+        }),
+        _ => Err(Refusal::Loading { model, retry_after: LOADING_RETRY }),
+    }
+}
+
+/// An id and a seed from the system's randomness.
+fn draw() -> Result<(RequestId, u64), Refusal> {
+    let mut bytes = [0u8; 24];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| Refusal::Internal { message: format!("no randomness: {error}") })?;
+    let (id, seed) = bytes.split_at(16);
+    let number = |bytes: &[u8]| bytes.iter().fold(0u128, |sum, byte| sum << 8 | u128::from(*byte));
+    Ok((RequestId(number(id)), number(seed) as u64))
+}
+
+impl Opening {
+    /// Preparation, which the requester's leaving cuts short, then admission, which it does not.
+    async fn run(
+        self,
+        reply: &mut OneshotSender<Result<ChatStream, Refusal>>,
+    ) -> Result<ChatStream, Refusal> {
+        let created = self.prepare.now;
+        let prepared = tokio::select! {
+            biased;
+            () = reply.closed() => {
+                self.gauges.ended(Outcome::Cancelled);
+                // Nobody reads this reply.
+                return Err(Refusal::Draining);
+            }
+            prepared = self.preparation.send(self.prepare) => prepared,
+        };
+        let admitted = async {
+            let prompt = prepared.map_err(gone)??;
+            let (events, receiver) = channel(EVENT_SLOTS);
+            let stream = ChatStream {
+                id: self.ticket.id,
+                model: self.model,
+                created,
+                prompt_tokens: u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX),
+                seed: prompt.sampling.seed,
+                events: receiver,
+            };
+            self.scheduler.send(Admit { ticket: self.ticket, prompt, events }).await.map_err(gone)??;
+            Ok(stream)
+        };
+        admitted.await.inspect_err(|_| self.gauges.ended(Outcome::Refused))
+    }
+}
+
+/// An actor that is not there: its arbiter is stopping.
+fn gone(_: MailboxError) -> Refusal {
+    Refusal::Draining
+}
+
+impl MessageResponse<Gateway, OpenChat> for Opened {
+    fn handle(self, _: &mut Context<Gateway>, reply: Option<OneshotSender<Result<ChatStream, Refusal>>>) {
+        // Without anyone to take the stream there is nothing to do.
+        let Some(mut reply) = reply else { return };
+        match self.0 {
+            Err(refusal) => {
+                let _gone = reply.send(Err(refusal));
+            }
+            // A task of its own: the actor is not polled for it.
+            Ok(opening) => {
+                actix::spawn(async move {
+                    let result = opening.run(&mut reply).await;
+                    // A stream that comes back is dropped here, which cancels its request.
+                    let _gone = reply.send(result);
+                });
+            }
+        }
+    }
+}
+
+impl Actor for Gateway {
+    type Context = Context<Self>;
+}
+
+impl Handler<OpenChat> for Gateway {
+    type Result = Opened;
+
+    fn handle(&mut self, open: OpenChat, _: &mut Self::Context) -> Self::Result {
+        let opening = self.begin(open.request).inspect_err(|_| self.gauges.ended(Outcome::Refused));
+        Opened(opening.map(Box::new))
+    }
+}
+
+impl Handler<EngineState> for Gateway {
+    type Result = ();
+
+    fn handle(&mut self, report: EngineState, _: &mut Self::Context) {
+        self.note(report);
+    }
+}
+
+impl Handler<Drain> for Gateway {
+    type Result = ResponseFuture<Drained>;
+
+    fn handle(&mut self, drain: Drain, _: &mut Self::Context) -> Self::Result {
+        self.board.set_draining();
+        let live = self.live.clone();
+        Box::pin(async move {
+            let _at_most = tokio::time::timeout(drain.deadline, live.none_left()).await;
+            Drained
+        })
+    }
+}
+
+impl Handler<Halt> for Gateway {
+    type Result = ();
+
+    fn handle(&mut self, _: Halt, ctx: &mut Self::Context) {
+        ctx.stop();
+    }
+}

@@ -1,0 +1,171 @@
+//! `PreparationExecutor`: template, tokens and limits, on threads of their own.
+//!
+//! Text only and short; nothing here waits. A panic costs its job, never the thread.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use actix::prelude::*;
+
+use crate::actors::messages::Prepare;
+use crate::actors::scheduler::core::panic_message;
+use crate::config::SamplingConfig;
+use crate::model::text::TextModel;
+use crate::types::{
+    PrepareError, PreparedPrompt, Refusal, SamplingOptions, SamplingParams, StopRules, TokenId,
+};
+
+/// See the module.
+pub(crate) struct PreparationExecutor {
+    /// The operator's defaults.
+    pub(crate) defaults: Arc<SamplingConfig>,
+    /// Never used: its last clone's drop tells that all threads have ended.
+    pub(crate) _alive: tokio::sync::mpsc::Sender<()>,
+}
+
+impl Actor for PreparationExecutor {
+    type Context = SyncContext<Self>;
+}
+
+impl Handler<Prepare> for PreparationExecutor {
+    type Result = Result<PreparedPrompt, Refusal>;
+
+    fn handle(&mut self, job: Prepare, _: &mut Self::Context) -> Self::Result {
+        catch_unwind(AssertUnwindSafe(|| prepare(&job, &self.defaults)))
+            .map_err(|payload| {
+                let message = panic_message(&*payload);
+                tracing::error!(%message, "a preparation panicked");
+                Refusal::Internal { message: "the prompt could not be prepared".into() }
+            })?
+            .map_err(Refusal::Prepare)
+    }
+}
+
+/// Template, ids, limits, sampling, ends. Pure.
+fn prepare(job: &Prepare, defaults: &SamplingConfig) -> Result<PreparedPrompt, PrepareError> {
+    let request = &job.request;
+    let rendered = job.text.render(request, job.now)?;
+    let tokens = job.text.encode(&rendered)?;
+    let prompt = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+    if prompt == 0 {
+        return Err(PrepareError::Field {
+            field: "messages".into(),
+            message: "the prompt has no tokens: write something".into(),
+        });
+    }
+    if prompt >= job.context {
+        return Err(PrepareError::ContextExceeded { prompt, limit: job.context });
+    }
+    let sampling = resolve(&request.sampling, defaults, &job.text.defaults, job.seed);
+    check_bias(&sampling.logit_bias, &job.text)?;
+    let room = job.context - prompt;
+    let asked = request.max_tokens.or(defaults.max_tokens).unwrap_or(room);
+    Ok(PreparedPrompt {
+        tokens,
+        sampling: Arc::new(sampling),
+        stop: StopRules {
+            strings: request.stop.iter().filter(|stop| !stop.is_empty()).cloned().collect(),
+            tokens: if request.ignore_eos { Vec::new() } else { job.text.end_tokens.clone() },
+        },
+        max_new_tokens: asked.clamp(1, room),
+    })
+}
+
+/// The request's values, else the operator's, else the model's, else neutral ones.
+fn resolve(
+    asked: &SamplingOptions,
+    operator: &SamplingConfig,
+    model: &SamplingOptions,
+    seed: u64,
+) -> SamplingParams {
+    let temperature = asked.temperature.or(operator.temperature).or(model.temperature);
+    let top_k = asked.top_k.or(operator.top_k).or(model.top_k);
+    let top_p = asked.top_p.or(operator.top_p).or(model.top_p);
+    let min_p = asked.min_p.or(operator.min_p).or(model.min_p);
+    let repetition = asked.repetition_penalty.or(operator.repetition_penalty).or(model.repetition_penalty);
+    SamplingParams {
+        temperature: temperature.unwrap_or(1.0),
+        top_k: top_k.unwrap_or(0),
+        top_p: top_p.unwrap_or(1.0),
+        min_p: min_p.unwrap_or(0.0),
+        repetition_penalty: repetition.unwrap_or(1.0),
+        presence_penalty: asked.presence_penalty.or(model.presence_penalty).unwrap_or(0.0),
+        frequency_penalty: asked.frequency_penalty.or(model.frequency_penalty).unwrap_or(0.0),
+        penalty_window: asked.penalty_window.or(model.penalty_window),
+        logit_bias: asked.logit_bias.clone(),
+        seed: asked.seed.unwrap_or(seed),
+    }
+}
+
+fn check_bias(bias: &[(TokenId, f32)], text: &TextModel) -> Result<(), PrepareError> {
+    let vocab = text.tokenizer.vocab_size();
+    match bias.iter().find(|(token, _)| token.0 >= vocab) {
+        None => Ok(()),
+        Some((token, _)) => Err(PrepareError::Field {
+            field: format!("logit_bias.{token}"),
+            message: format!("no such token: the vocabulary has ids 0 to {}", vocab.saturating_sub(1)),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::types::{ChatMessage, ChatRequest, Role};
+
+    fn job(request: ChatRequest, context: u32) -> Prepare {
+        Prepare {
+            request,
+            text: Arc::new(TextModel::scripted()),
+            context,
+            seed: 7,
+            now: SystemTime::UNIX_EPOCH,
+        }
+    }
+
+    fn request() -> ChatRequest {
+        ChatRequest { messages: vec![ChatMessage::text(Role::User, "hello")], ..ChatRequest::default() }
+    }
+
+    #[test]
+    fn values_come_from_the_request_then_the_operator_then_the_model() {
+        let asked = SamplingOptions { temperature: Some(0.0), ..SamplingOptions::default() };
+        let mut operator = SamplingConfig::default();
+        operator.temperature = Some(0.5);
+        operator.top_k = Some(5);
+        let model =
+            SamplingOptions { top_k: Some(9), top_p: Some(0.9), seed: None, ..SamplingOptions::default() };
+        let got = resolve(&asked, &operator, &model, 7);
+        assert_eq!((got.temperature, got.top_k, got.top_p, got.seed), (0.0, 5, 0.9, 7));
+        assert_eq!((got.min_p, got.repetition_penalty), (0.0, 1.0));
+    }
+
+    #[test]
+    fn a_prompt_that_fills_the_context_is_refused_with_both_numbers() {
+        let fits = prepare(&job(request(), 4096), &SamplingConfig::default()).unwrap();
+        let length = u32::try_from(fits.tokens.len()).unwrap();
+        assert_eq!(fits.max_new_tokens, 4096 - length);
+        let error = prepare(&job(request(), length), &SamplingConfig::default()).unwrap_err();
+        assert_eq!(error, PrepareError::ContextExceeded { prompt: length, limit: length });
+        let tight = prepare(&job(request(), length + 1), &SamplingConfig::default()).unwrap();
+        assert_eq!(tight.max_new_tokens, 1);
+    }
+
+    #[test]
+    fn limits_are_clamped_and_ends_can_be_ignored() {
+        let asked = ChatRequest { max_tokens: Some(100_000), ignore_eos: true, ..request() };
+        let got = prepare(&job(asked, 100), &SamplingConfig::default()).unwrap();
+        assert_eq!(got.max_new_tokens as usize, 100 - got.tokens.len());
+        assert!(got.stop.tokens.is_empty());
+    }
+
+    #[test]
+    fn a_bias_on_a_token_that_does_not_exist_names_it() {
+        let mut asked = request();
+        asked.sampling.logit_bias = vec![(TokenId(9999), 1.0)];
+        let error = prepare(&job(asked, 4096), &SamplingConfig::default()).unwrap_err();
+        assert!(error.to_string().starts_with("logit_bias.9999: no such token"), "{error}");
+    }
+}

@@ -1,0 +1,325 @@
+//! `BatchScheduler`: one a chat model, supervised, on the compute thread.
+//!
+//! Handlers only, and the loop: one spawned future at a time that yields to the runtime
+//! before each step, so that neighbours on the thread, timers and mail get their turn.
+//! It never sends itself messages. What a step does is in [`core`] and its siblings,
+//! which know no actor.
+//!
+//! A life: `started` asks the loader thread for the model; `Loaded` takes it over; a
+//! step that breaks the engine stops the actor, its supervisor starts it again with its
+//! fields and its mail, and `started` asks the loader again after a pause, as long as
+//! the restart budget lasts.
+
+pub(crate) mod core;
+mod finish;
+mod gauge;
+mod memory;
+pub(crate) mod plan;
+pub(crate) mod restart;
+pub(crate) mod row;
+mod step;
+pub(crate) mod stop;
+#[cfg(all(test, feature = "fake"))]
+mod tests;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::WeakRecipient;
+use actix::prelude::*;
+
+use crate::actors::loader::{LoadJob, Loader};
+use crate::actors::messages::{
+    Accepted, Admit, CloseReleased, Drain, Drained, EngineCondition, EngineState, Loaded, Reset,
+};
+use crate::actors::scheduler::core::{Core, Progress, SharedIndex, panic_message};
+use crate::actors::scheduler::restart::{RestartBudget, RestartPolicy};
+use crate::model::text::TextModel;
+use crate::model::{Engine, EngineInfo, LoadedModel, ModelSource};
+use crate::observe::fields;
+use crate::types::{EngineError, Epoch, Failure, FailureReason, Refusal};
+
+/// Everything a scheduler is made of, put together in the wiring.
+pub(crate) struct SchedulerParts {
+    pub(crate) settings: core::Settings,
+    pub(crate) index: SharedIndex,
+    /// Index of the model in the instance.
+    pub(crate) model: usize,
+    pub(crate) source: Arc<dyn ModelSource>,
+    pub(crate) loader: Loader,
+    pub(crate) restarts: RestartPolicy,
+    /// Weak: the gateway holds this scheduler's address.
+    pub(crate) gateway: WeakRecipient<EngineState>,
+    pub(crate) cache: WeakRecipient<Reset>,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+enum Phase {
+    /// The first load is under way.
+    Loading,
+    Ready,
+    /// The engine is lost; a load is due or under way.
+    Restarting,
+    Failed(String),
+}
+
+#[derive(Debug)]
+enum Loop {
+    Idle,
+    Armed,
+    Paused(SpawnHandle),
+}
+
+/// See the module.
+pub(crate) struct BatchScheduler {
+    core: Core,
+    model: usize,
+    source: Arc<dyn ModelSource>,
+    loader: Loader,
+    budget: RestartBudget,
+    gateway: WeakRecipient<EngineState>,
+    cache: WeakRecipient<Reset>,
+    phase: Phase,
+    turn: Loop,
+    draining: bool,
+}
+
+impl BatchScheduler {
+    pub(crate) fn new(parts: SchedulerParts) -> Self {
+        Self {
+            core: Core::new(parts.settings, parts.index),
+            model: parts.model,
+            source: parts.source,
+            loader: parts.loader,
+            budget: RestartBudget::new(parts.restarts),
+            gateway: parts.gateway,
+            cache: parts.cache,
+            phase: Phase::Loading,
+            turn: Loop::Idle,
+            draining: false,
+        }
+    }
+
+    /// Makes sure that the loop runs. Never two of them.
+    fn wake(&mut self, ctx: &mut Context<Self>) {
+        match self.turn {
+            Loop::Armed => return,
+            Loop::Paused(pause) => {
+                ctx.cancel_future(pause);
+            }
+            Loop::Idle => {}
+        }
+        self.turn = Loop::Armed;
+        // `yield_now` rather than waking oneself: the runtime polls its driver in between.
+        let turn = tokio::task::yield_now().into_actor(self).map(|(), me, ctx| me.turn(ctx));
+        ctx.spawn(turn);
+    }
+
+    fn turn(&mut self, ctx: &mut Context<Self>) {
+        self.turn = Loop::Idle;
+        match self.core.step() {
+            Progress::More => self.wake(ctx),
+            Progress::Pause(pause) => self.turn = Loop::Paused(ctx.run_later(pause, Self::turn)),
+            Progress::Idle => {}
+            Progress::Broken(error) => self.broke(&error, ctx),
+        }
+    }
+
+    fn broke(&mut self, error: &EngineError, ctx: &mut Context<Self>) {
+        tracing::error!(
+            target: fields::ENGINE,
+            model = %self.core.settings.model,
+            epoch = %self.core.epoch,
+            step = self.core.settings.gauges.steps.get(),
+            rows = self.core.in_step.len(),
+            %error,
+            "the engine failed; its step's requests end, the others wait for a new engine"
+        );
+        // Before any client hears of it, so that its next try finds the state changed.
+        self.report(EngineCondition::Restarting);
+        self.core.lose_engine();
+        self.phase = Phase::Restarting;
+        // The supervisor calls `restarting`, then `started`.
+        ctx.stop();
+    }
+
+    /// Takes one restart from the budget and loads after its pause, or gives up.
+    fn rebuild(&mut self, ctx: &mut Context<Self>) {
+        let now = self.core.settings.clock.now();
+        let Some(pause) = self.budget.take(now) else {
+            return self.fail("its engine failed too often in too short a time".into());
+        };
+        self.core.settings.gauges.engine_restarts.up();
+        if pause.is_zero() {
+            self.load(ctx);
+        } else {
+            ctx.run_later(pause, Self::load);
+        }
+        // Waiting clients that go away meanwhile are noticed.
+        self.wake(ctx);
+    }
+
+    fn load(&mut self, ctx: &mut Context<Self>) {
+        let job = LoadJob {
+            source: Arc::clone(&self.source),
+            epoch: self.core.epoch,
+            reply: ctx.address().recipient(),
+        };
+        if let Err(message) = self.loader.load(job) {
+            self.fail(message);
+        }
+    }
+
+    fn adopt(&mut self, loaded: LoadedModel, ctx: &mut Context<Self>) -> Result<(), String> {
+        let LoadedModel { text, engine } = loaded;
+        let epoch = self.core.epoch;
+        let engine = catch_unwind(AssertUnwindSafe(move || engine.adopt(epoch)))
+            .map_err(|payload| panic_message(&*payload))?
+            .map_err(|error| error.to_string())?;
+        self.serve(engine, text);
+        self.wake(ctx);
+        Ok(())
+    }
+
+    fn serve(&mut self, engine: Box<dyn Engine>, text: Arc<TextModel>) {
+        let info = engine.info().clone();
+        tracing::info!(
+            target: fields::ENGINE,
+            model = %self.core.settings.model,
+            epoch = %info.epoch,
+            device = %info.device,
+            context = info.context,
+            "the model is loaded"
+        );
+        self.core.attach(engine, Arc::clone(&text));
+        self.phase = Phase::Ready;
+        if let Some(cache) = self.cache.upgrade() {
+            cache.do_send(Reset { model: self.model, epoch: info.epoch });
+        }
+        let facts = facts(&text, &info);
+        self.report(EngineCondition::Ready { text, context: info.context, facts });
+    }
+
+    fn fail(&mut self, message: String) {
+        tracing::error!(
+            target: fields::ENGINE, model = %self.core.settings.model, %message, "the model is not available"
+        );
+        self.phase = Phase::Failed(message.clone());
+        self.core.fail_all(&Failure {
+            reason: FailureReason::EngineRestarted,
+            message: "the engine could not be brought up again".into(),
+        });
+        self.report(EngineCondition::Failed { message });
+    }
+
+    fn report(&self, state: EngineCondition) {
+        let Some(gateway) = self.gateway.upgrade() else { return };
+        let model = self.core.settings.model.clone();
+        gateway.do_send(EngineState { model, epoch: self.core.epoch, state });
+    }
+
+    fn admit(&mut self, admit: Admit) -> Result<Accepted, Refusal> {
+        if self.draining {
+            return Err(Refusal::Draining);
+        }
+        let model = self.core.settings.model.clone();
+        match &self.phase {
+            Phase::Ready | Phase::Restarting => {}
+            Phase::Loading => return Err(Refusal::Loading { model, retry_after: Duration::from_secs(2) }),
+            Phase::Failed(_) => {
+                let message = "its engine could not be brought up; see the server's log".into();
+                return Err(Refusal::EngineFailed { model, message });
+            }
+        }
+        self.core.enqueue(admit)?;
+        Ok(Accepted)
+    }
+}
+
+/// Facts for people: the text side's, then the engine's.
+fn facts(text: &TextModel, info: &EngineInfo) -> Vec<(String, String)> {
+    let mut facts = text.facts.clone();
+    facts.push(("device".into(), info.device.clone()));
+    facts.push(("numerics".into(), info.numerics_id.clone()));
+    facts
+}
+
+impl Actor for BatchScheduler {
+    type Context = Context<Self>;
+
+    /// Runs again after every restart: the only place that starts anything.
+    fn started(&mut self, ctx: &mut Self::Context) {
+        self.turn = Loop::Idle;
+        match self.phase {
+            Phase::Loading => self.load(ctx),
+            Phase::Restarting => self.rebuild(ctx),
+            Phase::Ready => self.wake(ctx),
+            Phase::Failed(_) => {}
+        }
+    }
+}
+
+impl Supervised for BatchScheduler {
+    fn restarting(&mut self, _: &mut Self::Context) {
+        // Futures and timers of the old context are gone; handles to them mean nothing.
+        self.turn = Loop::Idle;
+    }
+}
+
+impl Handler<Admit> for BatchScheduler {
+    type Result = Result<Accepted, Refusal>;
+
+    fn handle(&mut self, admit: Admit, ctx: &mut Self::Context) -> Self::Result {
+        let accepted = self.admit(admit)?;
+        self.wake(ctx);
+        Ok(accepted)
+    }
+}
+
+impl Handler<Loaded> for BatchScheduler {
+    type Result = ();
+
+    fn handle(&mut self, loaded: Loaded, ctx: &mut Self::Context) {
+        // A load of another life, or one that nobody waits for.
+        if loaded.epoch != self.core.epoch || !matches!(self.phase, Phase::Loading | Phase::Restarting) {
+            return;
+        }
+        let Err(message) = loaded.result.and_then(|model| self.adopt(model, ctx)) else { return };
+        if self.phase == Phase::Loading {
+            // Nothing has worked yet: trying again would give the same.
+            return self.fail(message);
+        }
+        tracing::error!(target: fields::ENGINE, %message, "the engine could not be rebuilt");
+        self.core.epoch = Epoch(self.core.epoch.0 + 1);
+        self.rebuild(ctx);
+    }
+}
+
+impl Handler<CloseReleased> for BatchScheduler {
+    type Result = ();
+
+    fn handle(&mut self, _: CloseReleased, ctx: &mut Self::Context) {
+        // A step begins with it; an idle one does nothing else.
+        self.wake(ctx);
+    }
+}
+
+impl Handler<Drain> for BatchScheduler {
+    type Result = Drained;
+
+    /// The gateway has waited already: what is still here ends now.
+    fn handle(&mut self, _: Drain, _: &mut Self::Context) -> Self::Result {
+        self.draining = true;
+        let failure = Failure {
+            reason: FailureReason::ShuttingDown,
+            message: "the server is shutting down; send the request again later".into(),
+        };
+        let ended = catch_unwind(AssertUnwindSafe(|| self.core.fail_all(&failure)));
+        if let Err(payload) = ended {
+            let message = panic_message(&*payload);
+            tracing::error!(target: fields::ENGINE, %message, "the engine failed while draining");
+        }
+        Drained
+    }
+}

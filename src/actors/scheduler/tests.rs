@@ -1,0 +1,6 @@
+//! The scheduler's core, driven step by step against the scripted engine, without actors.
+
+mod bench;
+mod memory;
+mod random;
+mod streams;

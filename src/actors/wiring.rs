@@ -1,0 +1,337 @@
+//! Start and stop: the only place that knows every actor.
+//!
+//! `start` returns at once; models load in the background. `stop` leaves no thread and
+//! no actor behind. Neither touches signals, subscribers, panic hooks or the `System`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::prelude::*;
+use tokio::sync::watch;
+
+use crate::actors::gateway::{Gateway, Served};
+use crate::actors::loader::Loader;
+use crate::actors::messages::{CacheStatistics, ChatStream, ClearCache, Drain, Halt, OpenChat, Transcribe};
+use crate::actors::scheduler::BatchScheduler;
+use crate::actors::scheduler::core::Settings;
+use crate::actors::scheduler::restart::RestartPolicy;
+use crate::actors::status::{Board, Health, ModelStatus};
+use crate::actors::threads::{ComputeActors, Threads};
+use crate::config::Config;
+use crate::model::ModelSource;
+use crate::observe::{Gauges, Pulse};
+use crate::types::{ChatRequest, Clock, LiveCount, Refusal, SystemClock, TicketOffice};
+
+/// How long a drain waits for requests that were in preparation at its deadline.
+const LAST_REFUSALS: Duration = Duration::from_secs(1);
+
+/// Why an instance could not be started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// There is no actix `System` on this thread.
+    #[error("Greenroom must be started inside a running actix System")]
+    NoSystem,
+    /// Nothing to answer with.
+    #[error("no model was given: call `model` on the builder at least once")]
+    NoModel,
+    /// Two models with one id.
+    #[error("two models are called `{id}`: ids must differ")]
+    DuplicateModel {
+        /// Which.
+        id: String,
+    },
+    /// A thread could not be started.
+    #[error("a thread could not be started: {source}")]
+    Thread {
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// Collects what an instance is made of. See [`Greenroom::builder`].
+pub struct GreenroomBuilder {
+    config: Config,
+    models: Vec<Arc<dyn ModelSource>>,
+    clock: Arc<dyn Clock>,
+    restarts: RestartPolicy,
+}
+
+impl GreenroomBuilder {
+    /// Adds a chat model; the first one is the default.
+    #[must_use]
+    pub fn model(mut self, source: Arc<dyn ModelSource>) -> Self {
+        self.models.push(source);
+        self
+    }
+
+    /// Replaces the clock of all policies (tests).
+    #[must_use]
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Replaces how often and after what pause a broken engine is rebuilt.
+    #[must_use]
+    pub fn restarts(mut self, policy: RestartPolicy) -> Self {
+        self.restarts = policy;
+        self
+    }
+
+    /// Starts threads and actors; models load in the background. Needs a running actix `System`.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub async fn start(self) -> Result<Greenroom, StartError> {
+        let ids = self.check()?;
+        let live = LiveCount::default();
+        let gauges = Arc::new(Gauges::default());
+        gauges.watch_tickets(Arc::new({
+            let live = live.clone();
+            move || live.get()
+        }));
+        let board = Arc::new(Board::new(&ids, self.clock.wall()));
+        let (mut threads, loader) = Threads::start()?;
+        // The gateway's address exists before it runs: the schedulers report to it.
+        let gateway = Context::<Gateway>::new();
+        let compute = self.compute_actors(&gateway.address(), &gauges, loader);
+        let pulses = compute.pulses();
+        let addresses = threads.start_actors(compute).await?;
+        let max_rows = self.config.scheduler.max_rows.max(1);
+        let open_chat = gateway.address();
+        let gateway = gateway.run(Gateway {
+            models: ids
+                .iter()
+                .zip(&addresses.schedulers)
+                .map(|(id, scheduler)| Served::new(id.clone(), scheduler.clone()))
+                .collect(),
+            preparation: threads.start_preparation(self.config.sampling.clone()),
+            tickets: TicketOffice::new(
+                max_rows.saturating_add(self.config.scheduler.max_queue),
+                live.clone(),
+            ),
+            live: live.clone(),
+            max_rows,
+            context_limit: self.config.engine.context,
+            board: Arc::clone(&board),
+            gauges: Arc::clone(&gauges),
+            clock: Arc::clone(&self.clock),
+        });
+        let handles = Handles {
+            open_chat: open_chat.recipient(),
+            transcribe: addresses.transcription.recipient(),
+            cache: addresses.cache.clone().recipient(),
+            clear_cache: addresses.cache.recipient(),
+            board,
+            gauges,
+            pulses,
+            clock: self.clock,
+        };
+        Ok(Greenroom { handles, gateway, schedulers: addresses.schedulers, live, threads })
+    }
+
+    fn check(&self) -> Result<Vec<String>, StartError> {
+        if actix::System::try_current().is_none() {
+            return Err(StartError::NoSystem);
+        }
+        let mut ids: Vec<String> = Vec::new();
+        for model in &self.models {
+            if ids.iter().any(|id| id == model.id()) {
+                return Err(StartError::DuplicateModel { id: model.id().to_owned() });
+            }
+            ids.push(model.id().to_owned());
+        }
+        if ids.is_empty() { Err(StartError::NoModel) } else { Ok(ids) }
+    }
+
+    fn compute_actors(&self, gateway: &Addr<Gateway>, gauges: &Arc<Gauges>, loader: Loader) -> ComputeActors {
+        ComputeActors {
+            settings: self
+                .models
+                .iter()
+                .map(|model| Settings::new(model.id(), &self.config, &self.clock, gauges))
+                .collect(),
+            sources: self.models.clone(),
+            entries: if self.config.cache.enabled { self.config.cache.max_entries } else { 0 },
+            restarts: self.restarts,
+            loader,
+            gateway: gateway.downgrade().recipient(),
+        }
+    }
+}
+
+/// A running instance.
+///
+/// Dropping it without [`Greenroom::stop`] asks its threads to end but does not wait for them.
+pub struct Greenroom {
+    handles: Handles,
+    gateway: Addr<Gateway>,
+    schedulers: Vec<Addr<BatchScheduler>>,
+    live: LiveCount,
+    threads: Threads,
+}
+
+impl Greenroom {
+    /// Begins an instance with these settings.
+    pub fn builder(config: Config) -> GreenroomBuilder {
+        GreenroomBuilder {
+            config,
+            models: Vec::new(),
+            clock: Arc::new(SystemClock::new()),
+            restarts: RestartPolicy::default(),
+        }
+    }
+
+    /// What HTTP and a host's own actors need; cheap to clone.
+    pub fn handles(&self) -> Handles {
+        self.handles.clone()
+    }
+
+    /// Where chat requests go, for actors that hold a recipient.
+    pub fn open_chat(&self) -> Recipient<OpenChat> {
+        self.handles.open_chat.clone()
+    }
+
+    /// Asks for an answer.
+    ///
+    /// # Errors
+    /// See [`Refusal`].
+    ///
+    /// # Cancellation
+    /// Dropping the future, and later the stream, cancels the request.
+    pub async fn chat(&self, request: ChatRequest) -> Result<ChatStream, Refusal> {
+        self.handles.chat(request).await
+    }
+
+    /// State of the instance.
+    pub fn health(&self) -> Health {
+        self.handles.health()
+    }
+
+    /// Waits until every model answers.
+    ///
+    /// # Errors
+    /// The operator's message when a model cannot be loaded, or the instance goes down first.
+    pub async fn ready(&self) -> Result<(), String> {
+        self.handles.ready().await
+    }
+
+    /// Refuses new work, waits for what is under way, at the deadline ends streams with
+    /// [`crate::types::FailureReason::ShuttingDown`].
+    ///
+    /// # Cancellation
+    /// New work stays refused; open streams go on.
+    pub async fn drain(&self, deadline: Duration) {
+        let drain = Drain { deadline };
+        // An actor that is gone has nothing under way.
+        let _gone = self.gateway.send(drain).await;
+        for scheduler in &self.schedulers {
+            let _gone = scheduler.send(drain).await;
+        }
+        // Requests in preparation are refused at the scheduler's door.
+        let _at_most = tokio::time::timeout(LAST_REFUSALS, self.live.none_left()).await;
+    }
+
+    /// Ends all actors and threads. Streams that are still open are ended.
+    ///
+    /// A load under way cannot be interrupted: if it takes longer than a few seconds its
+    /// thread is left to end by itself.
+    pub async fn stop(self) {
+        self.drain(Duration::ZERO).await;
+        let _gone = self.gateway.send(Halt).await;
+        drop((self.gateway, self.schedulers, self.handles));
+        self.threads.join().await;
+    }
+}
+
+/// What HTTP and a host's own actors need of an instance.
+#[derive(Clone)]
+pub struct Handles {
+    open_chat: Recipient<OpenChat>,
+    transcribe: Recipient<Transcribe>,
+    cache: Recipient<CacheStatistics>,
+    clear_cache: Recipient<ClearCache>,
+    board: Arc<Board>,
+    gauges: Arc<Gauges>,
+    pulses: Vec<Arc<Pulse>>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Handles {
+    /// Where chat requests go.
+    pub fn open_chat(&self) -> &Recipient<OpenChat> {
+        &self.open_chat
+    }
+
+    /// Asks for an answer; see [`Greenroom::chat`].
+    ///
+    /// # Errors
+    /// See [`Refusal`].
+    pub async fn chat(&self, request: ChatRequest) -> Result<ChatStream, Refusal> {
+        self.open_chat.send(OpenChat { request }).await.unwrap_or(Err(Refusal::Draining))
+    }
+
+    /// Where transcriptions go.
+    pub fn transcribe(&self) -> &Recipient<Transcribe> {
+        &self.transcribe
+    }
+
+    /// Where questions about prompt reuse go.
+    pub fn cache(&self) -> &Recipient<CacheStatistics> {
+        &self.cache
+    }
+
+    /// Where the order to forget finished rows goes.
+    pub fn clear_cache(&self) -> &Recipient<ClearCache> {
+        &self.clear_cache
+    }
+
+    /// State of the instance.
+    pub fn health(&self) -> Health {
+        self.board.health()
+    }
+
+    /// Follows the state of the instance.
+    pub fn watch_health(&self) -> watch::Receiver<Health> {
+        self.board.watch_health()
+    }
+
+    /// Waits until every model answers.
+    ///
+    /// # Errors
+    /// The operator's message when a model cannot be loaded, or the instance goes down first.
+    pub async fn ready(&self) -> Result<(), String> {
+        let mut health = self.board.watch_health();
+        let end = health
+            .wait_for(|health| matches!(health, Health::Ready | Health::Draining | Health::Failed { .. }))
+            .await;
+        match end.as_deref() {
+            Ok(Health::Ready) => Ok(()),
+            Ok(Health::Failed { message }) => Err(message.clone()),
+            _ => Err("the server is shutting down".into()),
+        }
+    }
+
+    /// The models, the default one first.
+    pub fn models(&self) -> Vec<ModelStatus> {
+        self.board.models()
+    }
+
+    /// Gauges and counters; their text is [`Gauges::render`].
+    pub fn gauges(&self) -> &Arc<Gauges> {
+        &self.gauges
+    }
+
+    /// Time since a step loop that has work last moved; `None` when all are idle.
+    /// Reads atomics only: right also when the compute thread hangs.
+    pub fn step_age(&self) -> Option<Duration> {
+        let now = self.clock.now();
+        self.pulses.iter().filter_map(|pulse| pulse.age(now)).max()
+    }
+
+    /// Whether the instance is going down.
+    pub fn is_draining(&self) -> bool {
+        self.board.is_draining()
+    }
+}

@@ -1,0 +1,172 @@
+//! `greenroom serve`: listen, load, serve, and go down in order.
+//!
+//! Going down: new requests get 503, open streams get `http.drain_s`, then an
+//! error event and a proper end; a second signal ends everything at once. An
+//! engine that cannot be kept alive ends the process with 70, a model that
+//! cannot be loaded with 78.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use greenroom::actors::Health;
+use greenroom::config::Config;
+use greenroom::http::{HttpFront, Listeners, Serving};
+use greenroom::model::ModelSource;
+use greenroom::model::source::FileModel;
+use greenroom::{Greenroom, Handles};
+use tokio::sync::watch;
+
+use super::service::{Manager, notify};
+use super::signals::StopSignals;
+use super::{ServeArgs, Stop, home, log, settings, terminal};
+use crate::exit::Exit;
+
+/// How long actors and threads get to end once all requests have.
+const STOP_LIMIT: Duration = Duration::from_secs(3);
+
+/// Why the server goes down.
+enum Cause {
+    Signal(&'static str),
+    Failed(String),
+}
+
+/// Runs until somebody asks it to stop.
+pub(super) fn serve(args: &ServeArgs) -> Result<Exit, Stop> {
+    let config = settings::for_serve(args)?;
+    log::install(&config.log)?;
+    tracing::debug!(?config, "settings");
+    let path = home::model(args.model.as_deref())?;
+    let model = FileModel::new(&path, &config).map_err(|error| Stop::new(Exit::Config, error.to_string()))?;
+    let listeners =
+        Listeners::bind(&config.http).map_err(|error| Stop::new(Exit::Unavailable, error.to_string()))?;
+    let system = actix_rt::System::new();
+    system.block_on(live(config, Arc::new(model), listeners, args.service))
+}
+
+async fn live(
+    config: Config,
+    model: Arc<dyn ModelSource>,
+    listeners: Listeners,
+    manager: Option<Manager>,
+) -> Result<Exit, Stop> {
+    let software = |error: &dyn std::fmt::Display| Stop::new(Exit::Software, error.to_string());
+    let mut signals = StopSignals::listen().map_err(|error| software(&error))?;
+    let name = model.id().to_owned();
+    let greenroom =
+        Greenroom::builder(config.clone()).model(model).start().await.map_err(|error| software(&error))?;
+    let handles = greenroom.handles();
+    let serving = HttpFront::serve(greenroom.handles(), &config.http, listeners)
+        .map_err(|error| Stop::new(Exit::Unavailable, error.to_string()))?;
+    announce(&serving, &name);
+    let mut was_ready = false;
+    let cause = tokio::select! {
+        signal = signals.next() => Cause::Signal(signal),
+        message = watch(&handles, &serving, manager, &mut was_ready) => Cause::Failed(message),
+    };
+    notify(manager, "STOPPING=1");
+    match cause {
+        Cause::Signal(signal) => {
+            tracing::info!(signal, "stopping");
+            // Nobody is being served while the model loads: nothing to wait for.
+            let at_once = !was_ready;
+            go_down(greenroom, serving, &config, &mut signals, at_once).await;
+            Ok(Exit::Ok)
+        }
+        Cause::Failed(message) => {
+            go_down(greenroom, serving, &config, &mut signals, !was_ready).await;
+            let exit = if was_ready { Exit::Software } else { Exit::Config };
+            Err(Stop::new(exit, message))
+        }
+    }
+}
+
+/// Follows the instance's health; returns when it has failed for good.
+async fn watch(
+    handles: &Handles,
+    serving: &Serving,
+    manager: Option<Manager>,
+    was_ready: &mut bool,
+) -> String {
+    let begun = Instant::now();
+    let mut health: watch::Receiver<Health> = handles.watch_health();
+    loop {
+        let now = health.borrow_and_update().clone();
+        match now {
+            Health::Failed { message } => return message,
+            Health::Ready if !*was_ready => {
+                *was_ready = true;
+                ready(serving, begun.elapsed());
+                notify(manager, "READY=1");
+            }
+            _ => {}
+        }
+        if health.changed().await.is_err() {
+            return "the instance ended by itself".into();
+        }
+    }
+}
+
+/// The order of the end. Returns early, with less of it, on a second signal.
+async fn go_down(
+    greenroom: Greenroom,
+    serving: Serving,
+    config: &Config,
+    signals: &mut StopSignals,
+    at_once: bool,
+) {
+    if !at_once {
+        let drained = tokio::select! {
+            () = greenroom.drain(config.http.drain()) => true,
+            _ = signals.next() => false,
+        };
+        if drained {
+            let ended = async {
+                serving.stop(true).await;
+                // What has not ended by then ends with the process.
+                let _ = tokio::time::timeout(STOP_LIMIT, greenroom.stop()).await;
+            };
+            tokio::select! {
+                () = ended => tracing::info!("stopped"),
+                _ = signals.next() => {}
+            }
+            return;
+        }
+    }
+    // Removes the Unix socket; loader and compute threads end with the process.
+    let _ = tokio::time::timeout(STOP_LIMIT, serving.stop(false)).await;
+}
+
+/// Says where the server is. Nobody may be reading: that is no reason to stop.
+fn announce(serving: &Serving, model: &str) {
+    let mut text = format!("Greenroom {}\n", env!("CARGO_PKG_VERSION"));
+    if let Some(address) = serving.address {
+        text.push_str(&format!("address  {}\n", url(address)));
+    }
+    if let Some(path) = &serving.unix_socket {
+        text.push_str(&format!("socket   {}\n", path.display()));
+    }
+    text.push_str(&format!("model    {model} (loading)\n"));
+    let _ = terminal::say(&text);
+}
+
+fn ready(serving: &Serving, took: Duration) {
+    let target = match (serving.address, &serving.unix_socket) {
+        (Some(address), _) => url(address),
+        (None, Some(path)) => format!("--unix-socket '{}' http://localhost", path.display()),
+        (None, None) => return,
+    };
+    let _ = terminal::say(&format!(
+        "ready    after {:.1} s; try:\ncurl {target}/v1/chat/completions -H 'content-type: application/json' \
+         -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}]}}'\n",
+        took.as_secs_f64()
+    ));
+}
+
+/// An address that a browser on this machine can open.
+fn url(address: SocketAddr) -> String {
+    if address.ip().is_unspecified() {
+        return format!("http://127.0.0.1:{}", address.port());
+    }
+    format!("http://{address}")
+}

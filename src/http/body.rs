@@ -1,0 +1,100 @@
+//! Reads a JSON body: media type, size, time, text, syntax, each with its own
+//! answer.
+//!
+//! A body over the limit is read on, without being kept, for a while: a client
+//! that is cut off while it still sends never sees the answer.
+
+use std::time::Duration;
+
+use actix_web::http::{StatusCode, header};
+use actix_web::{HttpRequest, web};
+use futures_util::StreamExt;
+use serde_json::Value;
+
+use super::api_error::ApiError;
+use crate::config::HttpConfig;
+
+/// How much of a body over the limit is read and thrown away.
+const DISCARD_BYTES: usize = 128 * 1024 * 1024;
+
+/// Reads and parses a request's body.
+///
+/// # Errors
+/// 415 for another media type or an encoded body, 413 over the limit, 408 when
+/// it does not arrive in time, 400 for text that is not UTF-8 or not JSON.
+///
+/// # Cancellation
+/// Safe; the connection ends with it.
+pub async fn read_json(
+    request: &HttpRequest,
+    payload: web::Payload,
+    config: &HttpConfig,
+) -> Result<Value, ApiError> {
+    check_media_type(request)?;
+    let limit = Duration::from_secs(config.body_timeout_s);
+    let read = read_bytes(payload, config.max_json_bytes);
+    let bytes = tokio::time::timeout(limit, read).await.map_err(|_| {
+        let message = format!(
+            "the body did not arrive within {} s (http.body_timeout_s)",
+            config.body_timeout_s
+        );
+        ApiError::invalid(StatusCode::REQUEST_TIMEOUT, "body_timeout", message).closing()
+    })??;
+    parse(&bytes)
+}
+
+fn check_media_type(request: &HttpRequest) -> Result<(), ApiError> {
+    let refuse =
+        |message: String| ApiError::invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message);
+    if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING)
+        && !encoding.as_bytes().eq_ignore_ascii_case(b"identity")
+    {
+        return Err(refuse("content-encoding: encoded bodies are not supported; send plain JSON".into()).closing());
+    }
+    let given = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let essence = given.unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    if essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json")) {
+        return Ok(());
+    }
+    // Other types can be sent by any web page without asking first.
+    Err(refuse("content-type: must be application/json".into()).closing())
+}
+
+async fn read_bytes(mut payload: web::Payload, limit: usize) -> Result<Vec<u8>, ApiError> {
+    let mut bytes = Vec::new();
+    let mut total = 0_usize;
+    while let Some(chunk) = payload.next().await {
+        let chunk = chunk.map_err(|error| {
+            let message = format!("the body could not be read: {error}");
+            ApiError::invalid(StatusCode::BAD_REQUEST, "body_unreadable", message).closing()
+        })?;
+        total = total.saturating_add(chunk.len());
+        if total <= limit {
+            bytes.extend_from_slice(&chunk);
+        } else {
+            bytes = Vec::new();
+            if total > limit.saturating_add(DISCARD_BYTES) {
+                break;
+            }
+        }
+    }
+    if total > limit {
+        let message = format!("the body is larger than {limit} bytes, the limit (http.max_json_bytes)");
+        let status = StatusCode::PAYLOAD_TOO_LARGE;
+        return Err(ApiError::invalid(status, "body_too_large", message).closing());
+    }
+    Ok(bytes)
+}
+
+fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
+    let invalid = |code, message| ApiError::invalid(StatusCode::BAD_REQUEST, code, message);
+    let text = std::str::from_utf8(bytes).map_err(|error| {
+        invalid("invalid_utf8", format!("the body is not UTF-8: wrong byte at offset {}", error.valid_up_to()))
+    })?;
+    if text.trim().is_empty() {
+        return Err(invalid("invalid_json", "the body is empty; a JSON object is needed".into()));
+    }
+    // serde_json's words end with the line and the column.
+    serde_json::from_str(text)
+        .map_err(|error| invalid("invalid_json", format!("the body is not valid JSON: {error}")))
+}

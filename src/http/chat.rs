@@ -1,0 +1,117 @@
+//! `POST /v1/chat/completions`: an answer as events, or whole.
+//!
+//! The status line and headers of a stream go out once the request is
+//! admitted, before its prompt is computed. A connection that goes away drops
+//! this handler, or the body, and with it the receiver: that is the cancellation.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use actix_web::http::header::{self, HeaderName};
+use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder, web};
+
+use super::api_error::ApiError;
+use super::body::read_json;
+use super::chat_log::ChatLog;
+use super::chat_request::{ChatCall, read_chat};
+use super::client::client_id;
+use super::dto::{AnswerMessage, Choice, Completion};
+use super::edge::REQUEST_ID;
+use super::sse::{self, ChunkWriter, FINGERPRINT, broken_off, finish_name, usage_body};
+use super::state::State;
+use crate::actors::ChatStream;
+use crate::types::ChatEvent;
+
+/// The seed in use: with it, the same request gives the same answer.
+const SEED: HeaderName = HeaderName::from_static("x-greenroom-seed");
+/// Longest text of a `Warning` header, bytes.
+const MAX_WARNING: usize = 1024;
+
+/// Answers a chat request.
+pub(super) async fn completions(
+    request: HttpRequest,
+    payload: web::Payload,
+    state: web::Data<State>,
+) -> Result<HttpResponse, ApiError> {
+    let body = read_json(&request, payload, &state.config).await?;
+    let mut call = read_chat(body)?;
+    call.request.client = client_id(&request, call.user.as_deref());
+    let chat = state.handles.chat(std::mem::take(&mut call.request)).await?;
+    let log = ChatLog::new(chat.id, &chat.model, call.stream, chat.prompt_tokens);
+    let writer = ChunkWriter {
+        id: format!("chatcmpl-{}", chat.id),
+        created: unix_seconds(chat.created),
+        model: chat.model.clone(),
+        include_usage: call.include_usage,
+    };
+    let mut response = HttpResponse::Ok();
+    add_headers(&mut response, &call, &chat);
+    if !call.stream {
+        return whole(response, chat, writer, log).await;
+    }
+    let heartbeat = Duration::from_secs(state.config.heartbeat_s);
+    response
+        .insert_header((header::CONTENT_TYPE, "text/event-stream; charset=utf-8"))
+        .insert_header((header::CACHE_CONTROL, "no-cache"))
+        // A proxy in front would otherwise collect the events.
+        .insert_header((HeaderName::from_static("x-accel-buffering"), "no"));
+    Ok(response.streaming(sse::body(writer, chat.events, heartbeat, log)))
+}
+
+fn add_headers(response: &mut HttpResponseBuilder, call: &ChatCall, chat: &ChatStream) {
+    response.insert_header((REQUEST_ID, chat.id.to_string()));
+    response.insert_header((SEED, chat.seed.to_string()));
+    if !call.unknown.is_empty() {
+        response.insert_header((header::WARNING, warning(&call.unknown)));
+    }
+}
+
+/// Names fields that were ignored. Their names are the client's: made printable, and cut.
+fn warning(fields: &[String]) -> String {
+    let mut names = String::new();
+    for field in fields {
+        if names.len() + field.len() > MAX_WARNING {
+            names.push_str(", …");
+            break;
+        }
+        names.push_str(if names.is_empty() { "" } else { ", " });
+        names.push_str(field);
+    }
+    let plain = |c: char| if (' '..='~').contains(&c) && c != '"' && c != '\\' { c } else { '?' };
+    let names: String = names.replace('…', "...").chars().map(plain).collect();
+    format!("299 greenroom \"unknown fields ignored: {names}\"")
+}
+
+async fn whole(
+    mut response: HttpResponseBuilder,
+    mut chat: ChatStream,
+    writer: ChunkWriter,
+    mut log: ChatLog,
+) -> Result<HttpResponse, ApiError> {
+    let mut content = String::new();
+    loop {
+        let event = chat.events.recv().await.unwrap_or_else(|| ChatEvent::Failed(broken_off()));
+        log.saw(&event);
+        match event {
+            ChatEvent::Text(text) => content.push_str(&text),
+            ChatEvent::Failed(failure) => return Err(failure.into()),
+            ChatEvent::Done { finish, usage, .. } => {
+                let message = AnswerMessage { role: "assistant", content: &content, refusal: None };
+                let choice = Choice { index: 0, message, logprobs: None, finish_reason: finish_name(finish) };
+                return Ok(response.json(Completion {
+                    id: &writer.id,
+                    object: "chat.completion",
+                    created: writer.created,
+                    model: &writer.model,
+                    choices: [choice],
+                    usage: usage_body(usage),
+                    system_fingerprint: FINGERPRINT,
+                }));
+            }
+        }
+    }
+}
+
+/// Seconds since 1970.
+pub(super) fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,159 @@
+//! What goes over the wire, outward, and nothing else: serde types in
+//! OpenAI's shape. Requests are read field by field in [`super::chat_request`].
+
+use serde::Serialize;
+
+/// An error's envelope.
+#[derive(Debug, Serialize)]
+pub struct ErrorBody<'a> {
+    /// The error.
+    pub error: ErrorDetail<'a>,
+}
+
+/// An error.
+#[derive(Debug, Serialize)]
+pub struct ErrorDetail<'a> {
+    /// What is wrong and what would be right.
+    pub message: &'a str,
+    /// Class.
+    pub r#type: &'static str,
+    /// The request's field.
+    pub param: Option<&'a str>,
+    /// Stable name.
+    pub code: &'static str,
+}
+
+/// A whole answer.
+#[derive(Debug, Serialize)]
+pub struct Completion<'a> {
+    /// `chatcmpl-…`.
+    pub id: &'a str,
+    /// `chat.completion`.
+    pub object: &'static str,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// Who answered.
+    pub model: &'a str,
+    /// One.
+    pub choices: [Choice<'a>; 1],
+    /// Token counts.
+    pub usage: UsageBody,
+    /// Which build answered.
+    pub system_fingerprint: &'static str,
+}
+
+/// The one choice of a whole answer.
+#[derive(Debug, Serialize)]
+pub struct Choice<'a> {
+    /// 0.
+    pub index: u32,
+    /// The answer.
+    pub message: AnswerMessage<'a>,
+    /// Always null here.
+    pub logprobs: Option<()>,
+    /// `stop` or `length`.
+    pub finish_reason: &'static str,
+}
+
+/// The answer.
+#[derive(Debug, Serialize)]
+pub struct AnswerMessage<'a> {
+    /// `assistant`.
+    pub role: &'static str,
+    /// Its text.
+    pub content: &'a str,
+    /// Always null.
+    pub refusal: Option<()>,
+}
+
+/// Token counts.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct UsageBody {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens produced.
+    pub completion_tokens: u32,
+    /// Their sum.
+    pub total_tokens: u32,
+    /// Of the prompt.
+    pub prompt_tokens_details: PromptTokensDetails,
+}
+
+/// Details of a prompt's tokens.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct PromptTokensDetails {
+    /// Not computed again.
+    pub cached_tokens: u32,
+}
+
+/// One piece of a stream.
+#[derive(Debug, Serialize)]
+pub struct Chunk<'a> {
+    /// `chatcmpl-…`, the same over the stream.
+    pub id: &'a str,
+    /// `chat.completion.chunk`.
+    pub object: &'static str,
+    /// Seconds since 1970, the same over the stream.
+    pub created: u64,
+    /// Who answers.
+    pub model: &'a str,
+    /// Which build answers.
+    pub system_fingerprint: &'static str,
+    /// One, or none in the usage chunk.
+    pub choices: &'a [ChunkChoice<'a>],
+    /// Absent unless asked for; then null in all chunks but the last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Option<UsageBody>>,
+}
+
+/// The one choice of a chunk.
+#[derive(Debug, Serialize)]
+pub struct ChunkChoice<'a> {
+    /// 0.
+    pub index: u32,
+    /// What is new.
+    pub delta: Delta<'a>,
+    /// Always null here.
+    pub logprobs: Option<()>,
+    /// In the last chunk.
+    pub finish_reason: Option<&'static str>,
+}
+
+/// What is new in a chunk.
+#[derive(Debug, Default, Serialize)]
+pub struct Delta<'a> {
+    /// In the first chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<&'static str>,
+    /// A piece of the answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content: Option<&'a str>,
+}
+
+/// A list.
+#[derive(Debug, Serialize)]
+pub struct List<T> {
+    /// `list`.
+    pub object: &'static str,
+    /// Its items.
+    pub data: Vec<T>,
+}
+
+/// A model in a list.
+#[derive(Debug, Serialize)]
+pub struct ModelBody {
+    /// What requests call it.
+    pub id: String,
+    /// `model`.
+    pub object: &'static str,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// `greenroom`.
+    pub owned_by: &'static str,
+    /// `loading`, `ready` and so on.
+    pub state: String,
+    /// Tokens, once it is known.
+    pub context_length: Option<u32>,
+    /// Facts for people.
+    pub facts: serde_json::Map<String, serde_json::Value>,
+}

@@ -1,0 +1,122 @@
+//! The table of routes, and what is said where there is none.
+
+use actix_web::http::header::{self, HeaderValue};
+use actix_web::http::{Method, StatusCode};
+use actix_web::middleware::from_fn;
+use actix_web::{HttpRequest, HttpResponse, Resource, ResponseError, Route, web};
+
+use super::api_error::ApiError;
+use super::state::State;
+use super::{audio, chat, edge, health, models, page};
+use crate::actors::Handles;
+use crate::config::HttpConfig;
+
+/// Every path of the API, for suggestions.
+const PATHS: [&str; 7] = [
+    "/v1/chat/completions",
+    "/v1/models",
+    "/v1/audio/transcriptions",
+    "/health",
+    "/livez",
+    "/readyz",
+    "/metrics",
+];
+/// Paths of OpenAI's API and others' that clients try, not served yet.
+const NOT_YET: [&str; 5] =
+    ["/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages", "/v1/audio/speech"];
+
+/// Greenroom's routes, to be mounted in an application or under a scope of it.
+///
+/// The result can be cloned into an application factory: all clones share one
+/// state. Routes, error pages and the checks of `Host` and `Origin` concern
+/// only what lies under the place where they are mounted.
+pub fn configure(
+    handles: Handles,
+    config: &HttpConfig,
+) -> impl FnOnce(&mut web::ServiceConfig) + Clone + Send + 'static {
+    let state = State::new(handles, config);
+    move |services| {
+        let data = web::Data::new(state.clone());
+        let scope = web::scope("")
+            .app_data(data)
+            .wrap(from_fn(move |request, next| edge::around(state.clone(), request, next)))
+            .service(only_get("/v1/models", || web::get().to(models::list), || web::head().to(models::list)))
+            .service(only_get("/v1/models/{id:.+}", || web::get().to(models::one), || web::head().to(models::one)))
+            .service(only_post("/v1/chat/completions", web::post().to(chat::completions)))
+            .service(only_post("/v1/audio/transcriptions", web::post().to(audio::transcriptions)))
+            .service(only_get("/health", || web::get().to(health::health), || web::head().to(health::health)))
+            .service(only_get("/livez", || web::get().to(health::livez), || web::head().to(health::livez)))
+            .service(only_get("/readyz", || web::get().to(health::readyz), || web::head().to(health::readyz)))
+            .service(only_get("/metrics", || web::get().to(health::metrics), || web::head().to(health::metrics)))
+            .service(only_get("/page/app.js", || web::get().to(page::script), || web::head().to(page::script)))
+            .service(only_get("/page/style.css", || web::get().to(page::style), || web::head().to(page::style)))
+            .service(only_get("/", || web::get().to(page::index), || web::head().to(page::index)))
+            .service(only_get("", || web::get().to(page::index), || web::head().to(page::index)))
+            .default_service(web::to(not_found));
+        services.service(scope);
+    }
+}
+
+fn only_get(path: &str, get: fn() -> Route, head: fn() -> Route) -> Resource {
+    web::resource(path)
+        .route(get())
+        .route(head())
+        .default_service(web::to(|request: HttpRequest| async move { wrong_method(&request, "GET, HEAD") }))
+}
+
+fn only_post(path: &str, post: Route) -> Resource {
+    web::resource(path)
+        .route(post)
+        .default_service(web::to(|request: HttpRequest| async move { wrong_method(&request, "POST") }))
+}
+
+fn wrong_method(request: &HttpRequest, allowed: &'static str) -> HttpResponse {
+    let message = format!("{} is not allowed here; use {allowed}", method_name(request.method()));
+    let error = ApiError::invalid(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message).closing();
+    let mut response = error.error_response();
+    response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
+    response
+}
+
+async fn not_found(request: HttpRequest) -> HttpResponse {
+    let path = request.path();
+    let shown: String = path.chars().take(200).collect();
+    let hint = match meant(path) {
+        Some(path) => format!("did you mean {path}?"),
+        None => "the API is at /v1/chat/completions and /v1/models".to_owned(),
+    };
+    let not_yet = NOT_YET.iter().any(|known| path.ends_with(known));
+    let what = if not_yet { "is not supported yet" } else { "does not exist" };
+    let message = format!("{} {shown} {what}; {hint}", method_name(request.method()));
+    ApiError::invalid(StatusCode::NOT_FOUND, "not_found", message).closing().error_response()
+}
+
+/// A method's name; unknown ones are the client's own words.
+fn method_name(method: &Method) -> String {
+    method.as_str().chars().take(20).collect()
+}
+
+/// The path that a wrong one was meant to be: doubled or missing `/v1`, doubled slashes, one at the end.
+fn meant(path: &str) -> Option<String> {
+    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty() && *part != "v1").collect();
+    let tail = format!("/{}", parts.join("/"));
+    let known = |candidate: &String| PATHS.contains(&candidate.as_str());
+    let found = [format!("/v1{tail}"), tail.clone()].into_iter().find(known);
+    let chat = ["/chat", "/completions", "/api/chat", "/responses", "/messages"].contains(&tail.as_str());
+    found.or_else(|| chat.then(|| PATHS[0].to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::meant;
+
+    #[test]
+    fn wrong_paths_lead_to_the_one_that_was_meant() {
+        let chat = Some("/v1/chat/completions".to_owned());
+        for path in ["/v1/v1/chat/completions", "/chat/completions", "//v1/chat/completions/", "/v1/completions"] {
+            assert_eq!(meant(path), chat, "{path}");
+        }
+        assert_eq!(meant("/v1/health"), Some("/health".to_owned()));
+        assert_eq!(meant("/dashboard/billing/usage"), None);
+    }
+}

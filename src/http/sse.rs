@@ -1,0 +1,165 @@
+//! Chat events to the bytes of an event stream. Pure, but for the clock that
+//! [`body`] uses for its comments.
+//!
+//! Order: role, pieces of text, finish, usage if asked for, `[DONE]`; or, where
+//! a request fails midway, one error event and the end. Identity and time are
+//! the same in every chunk.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::Stream;
+use futures_util::stream;
+use serde::Serialize;
+use tokio::sync::mpsc;
+
+use super::api_error::ApiError;
+use super::chat_log::ChatLog;
+use super::dto::{Chunk, ChunkChoice, Delta, PromptTokensDetails, UsageBody};
+use crate::types::{ChatEvent, Failure, FailureReason, FinishReason, Usage};
+
+/// A comment: keeps the connection alive and is ignored by every client.
+const HEARTBEAT: &[u8] = b": waiting\n\n";
+/// The end of a stream that went well.
+const DONE: &[u8] = b"data: [DONE]\n\n";
+
+/// Which build answers, in every response.
+pub const FINGERPRINT: &str = concat!("greenroom-", env!("CARGO_PKG_VERSION"));
+
+/// Writes the chunks of one stream.
+#[derive(Clone, Debug)]
+pub struct ChunkWriter {
+    /// `chatcmpl-…`.
+    pub id: String,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// Who answers.
+    pub model: String,
+    /// Whether a usage chunk was asked for.
+    pub include_usage: bool,
+}
+
+impl ChunkWriter {
+    /// The first chunk: who speaks.
+    pub fn role(&self) -> Bytes {
+        self.choice(Delta { role: Some("assistant"), content: Some("") }, None)
+    }
+
+    /// A piece of the answer.
+    pub fn text(&self, text: &str) -> Bytes {
+        self.choice(Delta { role: None, content: Some(text) }, None)
+    }
+
+    /// The end of a stream that went well: finish, usage if asked for, `[DONE]`.
+    pub fn done(&self, finish: FinishReason, usage: Usage) -> Bytes {
+        let mut bytes = self.choice(Delta::default(), Some(finish_name(finish))).to_vec();
+        if self.include_usage {
+            bytes.extend_from_slice(&self.chunk(&[], Some(Some(usage_body(usage)))));
+        }
+        bytes.extend_from_slice(DONE);
+        bytes.into()
+    }
+
+    /// The end of a stream that failed.
+    pub fn failed(&self, failure: Failure) -> Bytes {
+        event(&ApiError::from(failure).body())
+    }
+
+    fn choice(&self, delta: Delta<'_>, finish_reason: Option<&'static str>) -> Bytes {
+        let choice = ChunkChoice { index: 0, delta, logprobs: None, finish_reason };
+        self.chunk(&[choice], self.include_usage.then_some(None))
+    }
+
+    fn chunk(&self, choices: &[ChunkChoice<'_>], usage: Option<Option<UsageBody>>) -> Bytes {
+        event(&Chunk {
+            id: &self.id,
+            object: "chat.completion.chunk",
+            created: self.created,
+            model: &self.model,
+            system_fingerprint: FINGERPRINT,
+            choices,
+            usage,
+        })
+    }
+}
+
+/// One `data:` event. JSON has no raw line breaks, so one line is enough.
+fn event(value: &impl Serialize) -> Bytes {
+    let mut bytes = b"data: ".to_vec();
+    // Our own types: strings, numbers and nothing that could refuse to be written.
+    if serde_json::to_writer(&mut bytes, value).is_err() {
+        bytes.extend_from_slice(b"{\"error\":{\"message\":\"internal error\",\"type\":\"server_error\"}}");
+    }
+    bytes.extend_from_slice(b"\n\n");
+    bytes.into()
+}
+
+/// OpenAI's word for why generation ended.
+pub fn finish_name(finish: FinishReason) -> &'static str {
+    match finish {
+        FinishReason::Stop => "stop",
+        FinishReason::Length => "length",
+    }
+}
+
+/// Token counts in OpenAI's shape.
+pub fn usage_body(usage: Usage) -> UsageBody {
+    UsageBody {
+        prompt_tokens: usage.prompt_tokens,
+        completion_tokens: usage.completion_tokens,
+        total_tokens: usage.prompt_tokens.saturating_add(usage.completion_tokens),
+        prompt_tokens_details: PromptTokensDetails { cached_tokens: usage.cached_tokens },
+    }
+}
+
+/// The failure of a channel that closed without a last event.
+pub fn broken_off() -> Failure {
+    Failure { reason: FailureReason::RowFailed, message: "the answer broke off inside the server".into() }
+}
+
+struct Body {
+    writer: ChunkWriter,
+    events: mpsc::Receiver<ChatEvent>,
+    heartbeat: Duration,
+    log: ChatLog,
+    begun: bool,
+    ended: bool,
+}
+
+impl Body {
+    async fn next(&mut self) -> Bytes {
+        if !self.begun {
+            self.begun = true;
+            return self.writer.role();
+        }
+        let Ok(event) = tokio::time::timeout(self.heartbeat, self.events.recv()).await else {
+            return Bytes::from_static(HEARTBEAT);
+        };
+        let event = event.unwrap_or_else(|| ChatEvent::Failed(broken_off()));
+        self.ended = event.is_terminal();
+        self.log.saw(&event);
+        match event {
+            ChatEvent::Text(text) => self.writer.text(&text),
+            ChatEvent::Done { finish, usage, .. } => self.writer.done(finish, usage),
+            ChatEvent::Failed(failure) => self.writer.failed(failure),
+        }
+    }
+}
+
+/// The response's body. Dropping it drops the receiver, which cancels the request.
+pub fn body(
+    writer: ChunkWriter,
+    events: mpsc::Receiver<ChatEvent>,
+    heartbeat: Duration,
+    log: ChatLog,
+) -> impl Stream<Item = Result<Bytes, Infallible>> {
+    let body = Body { writer, events, heartbeat, log, begun: false, ended: false };
+    stream::unfold(body, |mut body| async move {
+        if body.ended {
+            return None;
+        }
+        let bytes = body.next().await;
+        Some((Ok(bytes), body))
+    })
+}

@@ -1,0 +1,21 @@
+//! What every route gets: the instance's handles, the settings, the rules for pages.
+
+use std::sync::Arc;
+
+use super::guard::Guard;
+use crate::actors::Handles;
+use crate::config::HttpConfig;
+
+/// See the module. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct State {
+    pub(super) handles: Handles,
+    pub(super) config: Arc<HttpConfig>,
+    pub(super) guard: Arc<Guard>,
+}
+
+impl State {
+    pub(super) fn new(handles: Handles, config: &HttpConfig) -> Self {
+        Self { handles, config: Arc::new(config.clone()), guard: Arc::new(Guard::new(config)) }
+    }
+}

@@ -1,0 +1,345 @@
+//! The scripted engine itself: blocks, sequences, steps.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::control::FakeControl;
+use super::{Fault, Reply, Script};
+use crate::model::text::TextModel;
+use crate::model::{Engine, EngineInfo, EngineMemory, RowOutcome, StepHandle, StepOutcome, StepPlan, Want};
+use crate::types::{EngineError, Epoch, SequenceId, TokenId};
+
+const BYTES_PER_TOKEN: u64 = 64;
+
+#[derive(Debug, Default)]
+struct Sequence {
+    tokens: Vec<TokenId>,
+    blocks: Vec<u64>,
+}
+
+#[derive(Debug)]
+struct PendingRow {
+    sequence: SequenceId,
+    input: Vec<TokenId>,
+    /// Tokens of output so far, if a token is wanted.
+    sample: Option<usize>,
+}
+
+/// See the module.
+pub(super) struct FakeEngine {
+    info: EngineInfo,
+    script: Arc<Script>,
+    text: Arc<TextModel>,
+    control: FakeControl,
+    sequences: BTreeMap<u64, Sequence>,
+    /// Owners of each block in use.
+    owners: BTreeMap<u64, u32>,
+    numbers: u64,
+    pending: Option<(u64, Vec<PendingRow>)>,
+    panics_when_dropped: bool,
+}
+
+impl FakeEngine {
+    pub(super) fn new(script: Arc<Script>, text: Arc<TextModel>, control: FakeControl, epoch: Epoch) -> Self {
+        let info = EngineInfo {
+            epoch,
+            vocab: text.tokenizer.vocab_size(),
+            context: text.context,
+            kv_bytes_per_token: BYTES_PER_TOKEN,
+            kv_block_tokens: script.block_tokens,
+            numerics_id: "fake".into(),
+            device: "scripted".into(),
+        };
+        Self {
+            info,
+            script,
+            text,
+            control,
+            sequences: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            numbers: 0,
+            pending: None,
+            panics_when_dropped: false,
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    fn known(&self, sequence: SequenceId) -> Result<&Sequence, EngineError> {
+        if sequence.epoch != self.info.epoch {
+            return Err(EngineError::StaleEpoch { sequence });
+        }
+        self.sequences.get(&sequence.number).ok_or(EngineError::UnknownSequence { sequence })
+    }
+
+    fn block_bytes(&self) -> u64 {
+        u64::from(self.info.kv_block_tokens) * BYTES_PER_TOKEN
+    }
+
+    fn blocks_for(&self, tokens: u32) -> usize {
+        tokens.div_ceil(self.info.kv_block_tokens) as usize
+    }
+
+    fn need(&self, blocks: usize) -> Result<(), EngineError> {
+        let free = (self.script.kv_blocks as usize).saturating_sub(self.owners.len());
+        if blocks <= free {
+            return Ok(());
+        }
+        let bytes = |blocks: usize| blocks as u64 * self.block_bytes();
+        Err(EngineError::KvFull { need: bytes(blocks), free: bytes(free) })
+    }
+
+    fn new_block(&mut self) -> u64 {
+        let block = self.number();
+        self.owners.insert(block, 1);
+        block
+    }
+
+    fn release(&mut self, blocks: impl IntoIterator<Item = u64>) {
+        for block in blocks {
+            if let Some(owners) = self.owners.get_mut(&block) {
+                *owners -= 1;
+                if *owners == 0 {
+                    self.owners.remove(&block);
+                }
+            }
+        }
+    }
+
+    fn check(&self, plan: &StepPlan<'_>) -> Result<(), EngineError> {
+        let broken = |message: String| Err(EngineError::InvalidPlan { message });
+        if plan.rows.is_empty() || self.pending.is_some() {
+            return broken("an empty plan, or a step under way".into());
+        }
+        for (index, row) in plan.rows.iter().enumerate() {
+            let sequence = self.known(row.sequence)?;
+            if plan.rows.iter().take(index).any(|other| other.sequence == row.sequence) {
+                return broken(format!("{:?} twice", row.sequence));
+            }
+            if row.input.is_empty() || row.start as usize != sequence.tokens.len() {
+                return broken(format!("starts at {}, has {}", row.start, sequence.tokens.len()));
+            }
+            let all = u32::try_from(sequence.tokens.len() + row.input.len()).unwrap_or(u32::MAX);
+            if all > self.info.context || self.blocks_for(all) > sequence.blocks.len() {
+                return broken(format!("no room for {all} tokens"));
+            }
+        }
+        Ok(())
+    }
+
+    fn text_of(&self, tokens: &[TokenId]) -> String {
+        self.text.tokenizer.decode(tokens, true)
+    }
+
+    /// The next token: from the script, or from all tokens before it.
+    fn next(&self, tokens: &[TokenId], produced: usize) -> TokenId {
+        let prompt = self.text_of(&tokens[..tokens.len().saturating_sub(produced)]);
+        let found = self
+            .script
+            .replies
+            .iter()
+            .filter_map(|(when, reply)| Some((prompt.rfind(when.as_str())?, reply)))
+            .max_by_key(|(place, _)| *place);
+        let end = self.text.end_tokens.first().copied().unwrap_or(TokenId(0));
+        let byte = |byte: &u8| TokenId(u32::from(*byte));
+        match found {
+            Some((_, Reply::Say(text))) => text.as_bytes().get(produced).map_or(end, byte),
+            Some((_, Reply::Repeat(text))) => {
+                text.as_bytes().get(produced % text.len().max(1)).map_or(end, byte)
+            }
+            None => {
+                let hash = hash(tokens);
+                if produced > 0 && hash.is_multiple_of(41) {
+                    end
+                } else {
+                    TokenId(u32::from(b'a') + (hash / 41 % 26) as u32)
+                }
+            }
+        }
+    }
+
+    fn run(&mut self, row: PendingRow) -> RowOutcome {
+        let Some(sequence) = self.sequences.get(&row.sequence.number) else {
+            return RowOutcome::Failed(EngineError::UnknownSequence { sequence: row.sequence });
+        };
+        let mut tokens = sequence.tokens.clone();
+        tokens.extend(row.input);
+        if !self.script.row_faults.is_empty() {
+            let text = self.text_of(&tokens);
+            let fault = self.script.row_faults.iter().find(|(when, _)| text.contains(when.as_str()));
+            if let Some((_, error)) = fault {
+                return RowOutcome::Failed(error.clone());
+            }
+        }
+        let outcome = match row.sample {
+            None => RowOutcome::Advanced,
+            Some(produced) => RowOutcome::Sampled { token: self.next(&tokens, produced), logprob: 0.0 },
+        };
+        if let Some(sequence) = self.sequences.get_mut(&row.sequence.number) {
+            sequence.tokens = tokens;
+        }
+        outcome
+    }
+}
+
+impl Engine for FakeEngine {
+    fn info(&self) -> &EngineInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> EngineMemory {
+        EngineMemory {
+            weight_bytes: 0,
+            kv_capacity_bytes: u64::from(self.script.kv_blocks) * self.block_bytes(),
+            kv_used_bytes: self.owners.len() as u64 * self.block_bytes(),
+        }
+    }
+
+    fn open(&mut self, from: Option<(SequenceId, u32)>) -> Result<SequenceId, EngineError> {
+        let mut opened = Sequence::default();
+        if let Some((source, length)) = from {
+            let source = self.known(source)?;
+            let Some(tokens) = source.tokens.get(..length as usize) else {
+                let message = format!("{length} of {} tokens", source.tokens.len());
+                return Err(EngineError::InvalidPlan { message });
+            };
+            opened.tokens = tokens.to_vec();
+            opened.blocks = source.blocks[..(length / self.info.kv_block_tokens) as usize].to_vec();
+            // The tail is copied: a block with two owners is never written.
+            let tail = self.blocks_for(length) - opened.blocks.len();
+            self.need(tail)?;
+            for block in &opened.blocks {
+                *self.owners.entry(*block).or_insert(0) += 1;
+            }
+            for _ in 0..tail {
+                let block = self.new_block();
+                opened.blocks.push(block);
+            }
+        }
+        let number = self.number();
+        self.sequences.insert(number, opened);
+        Ok(SequenceId { epoch: self.info.epoch, number })
+    }
+
+    fn reserve(&mut self, sequence: SequenceId, tokens: u32) -> Result<(), EngineError> {
+        if tokens > self.info.context {
+            return Err(EngineError::InvalidPlan { message: format!("{tokens} beyond the context") });
+        }
+        let missing = self.blocks_for(tokens).saturating_sub(self.known(sequence)?.blocks.len());
+        self.need(missing)?;
+        for _ in 0..missing {
+            let block = self.new_block();
+            if let Some(sequence) = self.sequences.get_mut(&sequence.number) {
+                sequence.blocks.push(block);
+            }
+        }
+        Ok(())
+    }
+
+    fn truncate(&mut self, sequence: SequenceId, tokens: u32) -> Result<(), EngineError> {
+        self.known(sequence)?;
+        let keep = self.blocks_for(tokens);
+        let mut freed = Vec::new();
+        if let Some(sequence) = self.sequences.get_mut(&sequence.number) {
+            sequence.tokens.truncate(tokens as usize);
+            freed = sequence.blocks.split_off(keep.min(sequence.blocks.len()));
+        }
+        self.release(freed);
+        Ok(())
+    }
+
+    fn close(&mut self, sequence: SequenceId) {
+        if sequence.epoch == self.info.epoch
+            && let Some(closed) = self.sequences.remove(&sequence.number)
+        {
+            self.release(closed.blocks);
+        }
+    }
+
+    fn submit(&mut self, plan: &StepPlan<'_>) -> Result<StepHandle, EngineError> {
+        self.check(plan)?;
+        let rows: Vec<PendingRow> = plan
+            .rows
+            .iter()
+            .map(|row| PendingRow {
+                sequence: row.sequence,
+                input: row.input.to_vec(),
+                sample: match &row.want {
+                    Want::Sample(sample) => Some(sample.output.len()),
+                    _ => None,
+                },
+            })
+            .collect();
+        let handle = self.number();
+        self.pending = Some((handle, rows));
+        Ok(StepHandle(handle))
+    }
+
+    fn collect(&mut self, step: StepHandle) -> Result<StepOutcome, EngineError> {
+        let Some((_, rows)) = self.pending.take().filter(|(number, _)| *number == step.0) else {
+            return Err(EngineError::InvalidPlan { message: "no such step".into() });
+        };
+        let described = rows.iter().map(|row| {
+            let start = self.sequences.get(&row.sequence.number).map_or(0, |known| known.tokens.len());
+            (row.sequence, start as u32, row.input.len() as u32, row.sample.is_some())
+        });
+        let number = self.control.begin(described);
+        if let Some(clock) = &self.script.clock {
+            let tokens = rows.iter().map(|row| row.input.len() as u32).sum::<u32>();
+            clock.advance(self.script.step_time + self.script.token_time * tokens);
+        }
+        let fault = self.script.step_faults.get(&number).cloned();
+        if let Some(fault @ (Fault::Panic(_) | Fault::PanicTwice(_) | Fault::Fail(_))) = fault {
+            self.control.finish(number);
+            return self.break_down(fault);
+        }
+        let mut outcome = StepOutcome::default();
+        for (index, row) in rows.into_iter().enumerate() {
+            outcome.rows.push(match &fault {
+                Some(Fault::FailRow(which, error)) if *which == index => RowOutcome::Failed(error.clone()),
+                _ => self.run(row),
+            });
+        }
+        self.control.finish(number);
+        Ok(outcome)
+    }
+}
+
+impl FakeEngine {
+    fn break_down(&mut self, fault: Fault) -> Result<StepOutcome, EngineError> {
+        match fault {
+            Fault::Fail(error) => Err(error),
+            Fault::FailRow(_, error) => Err(error),
+            Fault::PanicTwice(message) => {
+                self.panics_when_dropped = true;
+                // PANIC: the script asks for it.
+                std::panic::panic_any(message)
+            }
+            // PANIC: the script asks for it.
+            Fault::Panic(message) => std::panic::panic_any(message),
+        }
+    }
+}
+
+impl Drop for FakeEngine {
+    fn drop(&mut self) {
+        if self.panics_when_dropped && !std::thread::panicking() {
+            // PANIC: the script asks for it.
+            std::panic::panic_any("the broken engine panics once more".to_owned());
+        }
+    }
+}
+
+/// FNV-1a over ids: any change anywhere changes what follows.
+fn hash(tokens: &[TokenId]) -> u64 {
+    let start = 0xcbf2_9ce4_8422_2325_u64;
+    let mixed = tokens
+        .iter()
+        .flat_map(|token| token.0.to_le_bytes())
+        .fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    // The low bits of FNV are weak.
+    mixed ^ (mixed >> 29)
+}

@@ -1,0 +1,126 @@
+//! The command line of the real binary: help, mistakes, exit codes. Nothing
+//! here needs a model.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+/// A run with a home of its own and no settings from outside.
+fn greenroom(home: &Path, args: &[&str]) -> Output {
+    command(home, args).output().unwrap()
+}
+
+fn command(home: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_greenroom"));
+    command.args(args).env("GREENROOM_HOME", home).stdin(Stdio::null());
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("GREENROOM__") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[test]
+fn help_shows_examples_and_version_the_version() {
+    let home = tempfile::tempdir().unwrap();
+    for args in [&["--help"][..], &["serve", "--help"], &["run", "--help"]] {
+        let output = greenroom(home.path(), args);
+        assert_eq!(output.status.code(), Some(0));
+        assert!(stdout(&output).contains("Examples:"), "{}", stdout(&output));
+    }
+    let output = greenroom(home.path(), &["--version"]);
+    assert_eq!((output.status.code(), stdout(&output).trim()), (Some(0), concat!("greenroom ", env!("CARGO_PKG_VERSION"))));
+}
+
+#[test]
+fn unknown_flags_are_usage_errors() {
+    let home = tempfile::tempdir().unwrap();
+    for args in [&["serve", "--prot", "1"][..], &["serve", "--port", "99999"], &["frobnicate"], &[], &["serve", "--device", "abacus"]] {
+        let output = greenroom(home.path(), args);
+        assert_eq!(output.status.code(), Some(64), "{args:?}: {}", stderr(&output));
+        assert!(!output.stderr.is_empty());
+    }
+}
+
+#[test]
+fn a_model_that_is_not_there_is_named_with_the_way_to_get_one() {
+    let home = tempfile::tempdir().unwrap();
+    let output = greenroom(home.path(), &["serve"]);
+    assert_eq!(output.status.code(), Some(78));
+    assert!(stderr(&output).contains("make model"), "{}", stderr(&output));
+    let output = greenroom(home.path(), &["serve", "/nowhere/model.gguf"]);
+    assert_eq!(output.status.code(), Some(78));
+    assert!(stderr(&output).contains("/nowhere/model.gguf: no such file"), "{}", stderr(&output));
+    let output = greenroom(home.path(), &["run", "org/model", "hello"]);
+    assert_eq!(output.status.code(), Some(78));
+    assert!(stderr(&output).contains("hub id"), "{}", stderr(&output));
+}
+
+#[test]
+fn wrong_settings_are_78_and_all_named_but_0_under_launchd() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("wrong.toml");
+    std::fs::write(&file, "[http]\nworkers = 0\n\n[cpu]\nkv = \"f8\"\n").unwrap();
+    let file = file.to_str().unwrap();
+    let output = greenroom(home.path(), &["serve", "--config", file]);
+    assert_eq!(output.status.code(), Some(78));
+    let text = stderr(&output);
+    assert!(text.contains("wrong.toml:2: http.workers") && text.contains("wrong.toml:5: cpu.kv"), "{text}");
+    let output = greenroom(home.path(), &["serve", "--config", file, "--service", "systemd"]);
+    assert_eq!(output.status.code(), Some(78));
+    let output = greenroom(home.path(), &["serve", "--config", file, "--service", "launchd"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(stderr(&output).contains("wrong.toml:2"), "it is logged all the same");
+    let output = greenroom(home.path(), &["serve", "--service", "launchd", "--prot"]);
+    assert_eq!(output.status.code(), Some(0));
+    let output = command(home.path(), &["serve"]).env("GREENROOM__HTTP__PORT", "many").output().unwrap();
+    assert_eq!(output.status.code(), Some(78));
+    assert!(stderr(&output).contains("GREENROOM__HTTP__PORT"), "{}", stderr(&output));
+    let output = greenroom(home.path(), &["serve", "--config", "/nowhere.toml"]);
+    assert_eq!(output.status.code(), Some(78));
+}
+
+#[test]
+fn settings_in_the_home_folder_are_read() {
+    let home = tempfile::tempdir().unwrap();
+    std::fs::write(home.path().join("greenroom.toml"), "[http]\nnonsense = 1\n").unwrap();
+    let output = greenroom(home.path(), &["serve"]);
+    assert_eq!(output.status.code(), Some(78));
+    assert!(stderr(&output).contains("greenroom.toml:2: http.nonsense"), "{}", stderr(&output));
+}
+
+#[test]
+fn an_empty_pipe_is_no_prompt() {
+    let home = tempfile::tempdir().unwrap();
+    let output = greenroom(home.path(), &["run", "x.gguf"]);
+    assert_eq!(output.status.code(), Some(64));
+    assert!(stderr(&output).contains("no prompt"), "{}", stderr(&output));
+}
+
+#[test]
+fn doctor_says_what_is_wrong_and_how_to_mend_it() {
+    let home = tempfile::tempdir().unwrap();
+    let run = || command(home.path(), &["doctor"]).env("GREENROOM__HTTP__PORT", "0").output().unwrap();
+    let output = run();
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("WRONG  models") && text.contains("make model"), "{text}");
+    for name in ["version", "settings", "processor", "memory", "features"] {
+        assert!(text.contains(&format!("ok     {name}")), "{name} in {text}");
+    }
+    std::fs::create_dir(home.path().join("models")).unwrap();
+    std::fs::write(home.path().join("models/small.gguf"), "").unwrap();
+    assert!(stdout(&run()).contains("small.gguf in "));
+    let holder = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = holder.local_addr().unwrap().port().to_string();
+    let output = command(home.path(), &["doctor"]).env("GREENROOM__HTTP__PORT", &port).output().unwrap();
+    assert!(stdout(&output).contains("WRONG  port"), "{}", stdout(&output));
+}

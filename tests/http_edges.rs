@@ -1,0 +1,326 @@
+//! The edges of HTTP over raw sockets: what no client library sends, and what
+//! pages from elsewhere would.
+#![cfg(feature = "fake")]
+
+use std::net::Shutdown;
+
+use greenroom::model::fake::Script;
+use greenroom::observe::Outcome;
+use serde_json::json;
+
+mod harness;
+mod wire;
+use harness::Server;
+use wire::{ask, with};
+
+fn server() -> Server {
+    Server::start(Script::new().say("hello", "Hi there").repeat("forever", "again "))
+}
+
+/// A request line and headers of the test's choice; `Host` only where it is among them.
+fn raw(first: &str, headers: &[(&str, &str)], body: &str) -> String {
+    let mut text = format!("{first} HTTP/1.1\r\n");
+    for (name, value) in headers {
+        text.push_str(&format!("{name}: {value}\r\n"));
+    }
+    text + "\r\n" + body
+}
+
+#[test]
+fn unknown_paths_say_which_was_meant() {
+    let server = server();
+    for (path, hint) in [
+        ("/v1/v1/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/health", "did you mean /health?"),
+        ("/dashboard/billing/usage", "the API is at /v1/chat/completions"),
+    ] {
+        let response = server.send(server.post(path, "application/json", "{}"));
+        let (code, _, message) = response.error();
+        assert_eq!((response.status, code.as_str()), (404, "not_found"), "{path}");
+        assert!(message.contains(hint), "{message}");
+        assert_eq!(response.json()["error"]["type"], "invalid_request_error");
+    }
+    let (_, _, message) = server.get("/v1/embeddings").error();
+    assert!(message.contains("not supported yet"), "{message}");
+}
+
+#[test]
+fn wrong_methods_are_405_and_name_the_right_one() {
+    let server = server();
+    let response = server.get("/v1/chat/completions");
+    assert_eq!((response.status, response.header("allow")), (405, Some("POST")));
+    assert_eq!(response.error().0, "method_not_allowed");
+    let response = server.send(server.post("/v1/models", "application/json", "{}"));
+    assert_eq!((response.status, response.header("allow")), (405, Some("GET, HEAD")));
+}
+
+#[test]
+fn only_plain_json_is_read() {
+    let server = server();
+    for media_type in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""] {
+        let response = server.send(server.post("/v1/chat/completions", media_type, &ask("hello").to_string()));
+        assert_eq!((response.status, response.error().0.as_str()), (415, "unsupported_media_type"), "{media_type}");
+    }
+    let body = ask("hello").to_string();
+    let host = server.address.to_string();
+    let length = body.len().to_string();
+    let headers = [("Host", host.as_str()), ("Content-Type", "application/json"), ("Content-Length", &length), ("Content-Encoding", "gzip")];
+    let response = server.send(raw("POST /v1/chat/completions", &headers, &body));
+    assert_eq!(response.status, 415);
+    assert!(response.error().2.contains("content-encoding"));
+    let response = server.send(server.post("/v1/chat/completions", "application/json; charset=utf-8", &body));
+    assert_eq!(response.status, 200);
+}
+
+#[test]
+fn broken_json_is_400_with_its_place() {
+    let server = server();
+    let post = |body: &str| server.send(server.post("/v1/chat/completions", "application/json", body));
+    let response = post("{\n  \"messages\": [,]\n}");
+    let (code, _, message) = response.error();
+    assert_eq!((response.status, code.as_str()), (400, "invalid_json"));
+    assert!(message.contains("line 2 column"), "{message}");
+    assert!(post("").error().2.contains("empty"));
+    let deep = "[".repeat(100_000);
+    assert_eq!(post(&deep).error().0, "invalid_json");
+    let mut bytes = server.post("/v1/chat/completions", "application/json", "{\"a\": \"xx\"}");
+    let at = bytes.len() - 4;
+    bytes[at] = 0xff;
+    let response = server.send(bytes);
+    assert_eq!((response.status, response.error().0.as_str()), (400, "invalid_utf8"));
+    assert!(response.error().2.contains("offset 7"), "{}", response.error().2);
+}
+
+#[test]
+fn a_body_over_the_limit_is_413_and_names_the_setting() {
+    let server = Server::with(Script::new().say("hello", "Hi"), |config| config.http.max_json_bytes = 4096);
+    let body = |length: usize| {
+        let mut text = ask("hello").to_string();
+        text.push_str(&" ".repeat(length - text.len()));
+        text
+    };
+    let post = |body: &str| server.send(server.post("/v1/chat/completions", "application/json", body));
+    assert_eq!(post(&body(4096)).status, 200, "at the limit");
+    for length in [4097, 3_000_000] {
+        let response = post(&body(length));
+        assert_eq!((response.status, response.error().0.as_str()), (413, "body_too_large"));
+        let message = response.error().2;
+        assert!(message.contains("4096") && message.contains("http.max_json_bytes"), "{message}");
+        assert_eq!(response.header("connection"), Some("close"));
+    }
+}
+
+#[test]
+fn a_large_body_within_the_limit_is_read() {
+    let server = server();
+    let long = format!("hello {}", "x".repeat(3_000_000));
+    let response = server.chat(&ask(&long));
+    assert_eq!(response.error().0, "context_length_exceeded");
+}
+
+#[test]
+fn a_body_that_does_not_come_is_408() {
+    let server = Server::with(Script::new(), |config| config.http.body_timeout_s = 1);
+    let mut connection = server.connect();
+    let head = server.post("/v1/chat/completions", "application/json", &ask("hello").to_string());
+    connection.write(&head[..head.len() - 5]);
+    let response = connection.read_response();
+    assert_eq!((response.status, response.error().0.as_str()), (408, "body_timeout"));
+    assert!(response.error().2.contains("http.body_timeout_s"));
+}
+
+#[test]
+fn chunked_bodies_and_expect_are_served() {
+    let server = server();
+    let host = server.address.to_string();
+    let body = ask("hello").to_string();
+    let (first, second) = body.split_at(10);
+    let chunked = format!("{:x}\r\n{first}\r\n{:x}\r\n{second}\r\n0\r\n\r\n", first.len(), second.len());
+    let headers = [("Host", host.as_str()), ("Content-Type", "application/json"), ("Transfer-Encoding", "chunked")];
+    let response = server.send(raw("POST /v1/chat/completions", &headers, &chunked));
+    assert_eq!(response.status, 200, "{}", response.text());
+    let length = body.len().to_string();
+    let headers = [
+        ("Host", host.as_str()),
+        ("Content-Type", "application/json"),
+        ("Content-Length", &length),
+        ("Expect", "100-continue"),
+    ];
+    let mut connection = server.connect();
+    connection.write(raw("POST /v1/chat/completions", &headers, ""));
+    assert_eq!(connection.read_head().status, 100);
+    connection.write(&body);
+    assert_eq!(connection.read_response().status, 200);
+}
+
+#[test]
+fn one_connection_serves_many_requests_also_pipelined() {
+    let server = server();
+    let mut connection = server.connect();
+    let one = server.chat_bytes(&ask("hello"));
+    connection.write([one.clone(), one.clone(), one].concat());
+    for _ in 0..3 {
+        let response = connection.read_response();
+        assert_eq!(response.json()["choices"][0]["message"]["content"], "Hi there");
+    }
+}
+
+#[test]
+fn foreign_hosts_are_403_and_our_own_are_served() {
+    let server = Server::with(Script::new(), |config| config.http.allowed_hosts = vec!["box.example".into()]);
+    let port = server.address.port();
+    for host in ["evil.example", &format!("evil.example:{port}"), "127.0.0.1.evil.example", "10.0.0.1"] {
+        let response = server.send(raw("GET /v1/models", &[("Host", host)], ""));
+        assert_eq!((response.status, response.error().0.as_str()), (403, "host_not_allowed"), "{host}");
+        assert!(response.error().2.contains("http.allowed_hosts"));
+    }
+    for host in ["localhost", "127.0.0.1", "[::1]:1", "Box.example"] {
+        assert_eq!(server.send(raw("GET /v1/models", &[("Host", host)], "")).status, 200, "{host}");
+    }
+    let response = server.send(raw("GET http://evil.example/v1/models", &[("Host", "localhost")], ""));
+    assert_eq!(response.status, 403, "the target's own host counts");
+}
+
+#[test]
+fn foreign_origins_are_403_and_listed_ones_get_cors_everywhere() {
+    let server = Server::with(Script::new().say("hello", "Hi"), |config| {
+        config.http.allowed_origins = vec!["https://chat.example".into()];
+    });
+    let host = server.address.to_string();
+    let body = with(ask("hello"), json!({"stream": true})).to_string();
+    let length = body.len().to_string();
+    let post = |origin: &str| {
+        let headers = [
+            ("Host", host.as_str()),
+            ("Content-Type", "application/json"),
+            ("Content-Length", &length),
+            ("Origin", origin),
+        ];
+        server.send(raw("POST /v1/chat/completions", &headers, &body))
+    };
+    for origin in ["https://evil.example", "null", "http://localhost:3000"] {
+        let response = post(origin);
+        assert_eq!((response.status, response.error().0.as_str()), (403, "origin_not_allowed"), "{origin}");
+        assert!(response.header("access-control-allow-origin").is_none());
+    }
+    assert_eq!(post(&format!("http://{host}")).status, 200, "our own page");
+    let stream = post("https://chat.example");
+    assert_eq!(stream.status, 200);
+    assert_eq!(stream.header("access-control-allow-origin"), Some("https://chat.example"));
+    assert!(stream.header("access-control-expose-headers").unwrap().contains("x-greenroom-seed"));
+    let listed = [("Host", host.as_str()), ("Origin", "https://chat.example")];
+    for path in ["/health", "/nowhere", "/metrics", "/v1/chat/completions"] {
+        let response = server.send(raw(&format!("GET {path}"), &listed, ""));
+        assert_eq!(response.header("access-control-allow-origin"), Some("https://chat.example"), "{path}");
+    }
+}
+
+#[test]
+fn preflights_are_answered_for_listed_origins_only() {
+    let server = Server::with(Script::new(), |config| {
+        config.http.allowed_origins = vec!["https://chat.example".into()];
+    });
+    let host = server.address.to_string();
+    for path in ["/v1/chat/completions", "/v1/models", "/health", "/v1/audio/transcriptions"] {
+        let preflight = |origin: &str| {
+            let headers = [
+                ("Host", host.as_str()),
+                ("Origin", origin),
+                ("Access-Control-Request-Method", "POST"),
+                ("Access-Control-Request-Headers", "authorization, content-type, x-api-key"),
+            ];
+            server.send(raw(&format!("OPTIONS {path}"), &headers, ""))
+        };
+        let response = preflight("https://chat.example");
+        assert_eq!(response.status, 204, "{path}");
+        assert!(response.header("access-control-allow-methods").unwrap().contains("POST"));
+        assert!(response.header("access-control-allow-headers").unwrap().contains("x-api-key"));
+        assert_eq!(response.header("access-control-allow-origin"), Some("https://chat.example"));
+        assert_eq!(preflight("https://evil.example").status, 403);
+    }
+}
+
+#[test]
+fn a_half_closed_client_is_gone_unless_the_setting_says_otherwise() {
+    for allow in [false, true] {
+        let script = Script::new().say("hello", "Hi").gated();
+        let server = Server::with(script, |config| config.http.allow_half_close = allow);
+        let mut connection = server.connect();
+        connection.write(server.chat_bytes(&ask("hello")));
+        assert!(server.control.wait_begun(1));
+        connection.stream().shutdown(Shutdown::Write).unwrap();
+        if allow {
+            server.control.open();
+            assert_eq!(connection.read_response().status, 200);
+        } else {
+            // The connection ends while the engine still stands at its gate.
+            assert!(connection.ends());
+            server.control.open();
+            server.wait("the cancellation", |handles| handles.gauges().requests(Outcome::Cancelled) == 1);
+        }
+    }
+}
+
+#[test]
+fn models_and_health_and_metrics() {
+    let server = server();
+    let list = server.get("/v1/models").json();
+    assert_eq!(list["object"], "list");
+    let model = &list["data"][0];
+    assert_eq!((model["id"].as_str(), model["object"].as_str()), (Some("scripted"), Some("model")));
+    assert_eq!((model["state"].as_str(), model["context_length"].as_u64()), (Some("ready"), Some(4096)));
+    assert_eq!(server.get("/v1/models/scripted").json()["id"], "scripted");
+    let missing = server.get("/v1/models/org/other");
+    assert_eq!((missing.status, missing.error().0.as_str()), (404, "model_not_found"));
+    assert!(missing.error().2.contains("org/other"));
+    assert_eq!(server.get("/health").json()["status"], "ready");
+    for path in ["/livez", "/readyz"] {
+        assert_eq!(server.get(path).status, 200);
+    }
+    let host = server.address.to_string();
+    let mut connection = server.connect();
+    connection.write(raw("HEAD /health", &[("Host", &host)], ""));
+    assert_eq!(connection.read_head().status, 200);
+    server.chat(&ask("hello"));
+    let metrics = server.get("/metrics");
+    assert!(metrics.header("content-type").unwrap().starts_with("text/plain; version=0.0.4"));
+    assert!(metrics.text().contains("greenroom_requests_total{outcome=\"stop\"} 1"), "{}", metrics.text());
+}
+
+#[test]
+fn the_page_is_served_with_a_strict_policy() {
+    let server = server();
+    let page = server.get("/");
+    assert_eq!(page.status, 200);
+    assert!(page.header("content-type").unwrap().starts_with("text/html"));
+    let policy = page.header("content-security-policy").unwrap();
+    assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
+    assert_eq!(page.header("x-content-type-options"), Some("nosniff"));
+    for (path, media_type) in [("/page/app.js", "text/javascript"), ("/page/style.css", "text/css")] {
+        let asset = server.get(path);
+        assert_eq!(asset.status, 200, "{path}");
+        assert!(asset.header("content-type").unwrap().starts_with(media_type));
+    }
+}
+
+#[test]
+fn speech_says_what_it_lacks() {
+    let server = server();
+    let response = server.send(server.post("/v1/audio/transcriptions", "multipart/form-data; boundary=x", "--x--"));
+    assert_eq!((response.status, response.error().0.as_str()), (501, "not_available"));
+    assert!(response.error().2.contains("speech model"), "{}", response.error().2);
+    assert_eq!(response.header("x-should-retry"), Some("false"));
+}
+
+#[test]
+fn every_response_has_an_id() {
+    let server = server();
+    let mut ids: Vec<String> = ["/health", "/nowhere", "/v1/models", "/v1/chat/completions"]
+        .iter()
+        .map(|path| server.get(path).header("x-request-id").unwrap().to_owned())
+        .collect();
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), 4);
+}
