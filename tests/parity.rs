@@ -29,3 +29,24 @@ mod cpu {
         checkpoints::hold_to_the_reference::<CpuOps>(&common::data("tiny"), &config);
     }
 }
+
+#[cfg(feature = "mlx")]
+mod mlx {
+    use greenroom::model::mlx::{MlxConfig, MlxDevice, MlxOps, MlxType};
+
+    use super::{checkpoints, common};
+
+    #[test]
+    fn mlx_matches_with_widened_weights() {
+        let config = MlxConfig::for_device(MlxDevice::Cpu, MlxType::F16);
+        assert_eq!((config.activations, config.dequantize), (MlxType::F32, true));
+        checkpoints::hold_to_the_reference::<MlxOps>(&common::data("tiny"), &config);
+    }
+
+    /// The products that Metal uses, in f32.
+    #[test]
+    fn mlx_matches_with_quantised_weights() {
+        let config = MlxConfig { device: MlxDevice::Cpu, activations: MlxType::F32, dequantize: false };
+        checkpoints::hold_to_the_reference::<MlxOps>(&common::data("tiny"), &config);
+    }
+}
