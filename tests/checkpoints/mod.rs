@@ -215,14 +215,16 @@ pub fn hold_to_the_reference<O: Ops + 'static>(root: &Path, config: &O::Config) 
     let checkpoints = Checkpoint::all(root);
     assert!(checkpoints.len() >= 16, "found only {} checkpoints", checkpoints.len());
     let mut faults = Vec::new();
-    let mut table = format!("{:24} {:>8} {:>10} {:>10}\n", "checkpoint", "chunk", "prompt", "decode");
+    let mut table =
+        format!("{:24} {:>9} {:>8} {:>10} {:>10}\n", "checkpoint", "bytes", "chunk", "prompt", "decode");
     for checkpoint in &checkpoints {
         let mut engine = engine::<O>(&checkpoint.path, config, u32::MAX);
         for chunk in [1, 7, 64, usize::MAX] {
             let figures = compare(&mut engine, checkpoint, chunk);
             let cut = if chunk == usize::MAX { "whole".into() } else { chunk.to_string() };
+            let bytes = engine.memory().weight_bytes;
             let line = format!(
-                "{:24} {cut:>8} {:>10.2e} {:>10.2e}",
+                "{:24} {bytes:>9} {cut:>8} {:>10.2e} {:>10.2e}",
                 checkpoint.name, figures.prompt, figures.decode
             );
             table += &line;
