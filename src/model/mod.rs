@@ -16,9 +16,9 @@ use crate::types::{EngineError, Epoch, LoadError, SamplingParams, SequenceId, To
 #[cfg(feature = "cpu")]
 pub mod cpu;
 pub mod engine;
-pub mod families;
 #[cfg(feature = "fake")]
 pub mod fake;
+pub mod families;
 pub mod load;
 #[cfg(feature = "mlx")]
 pub mod mlx;
