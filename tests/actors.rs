@@ -13,6 +13,9 @@ mod drain;
 mod failures;
 #[path = "actors/harness.rs"]
 mod harness;
+#[cfg(feature = "cpu")]
+#[path = "actors/real.rs"]
+mod real;
 #[path = "actors/requests.rs"]
 mod requests;
 #[path = "actors/reuse.rs"]
