@@ -294,7 +294,7 @@ fn paths_that_are_no_model_say_what_to_give() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Whatever is written over a file's beginning, or cut off it: an error or a model, never a panic.
     #[test]

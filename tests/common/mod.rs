@@ -1,4 +1,5 @@
 //! Where tests find the demo model and the test data.
+#![allow(dead_code, reason = "every test binary uses a part of this")]
 
 use std::path::{Path, PathBuf};
 

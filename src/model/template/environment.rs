@@ -30,12 +30,15 @@ pub(super) fn hugging_face(fuel: u64, recursion: usize) -> Result<Environment<'s
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_function("raise_exception", raise_exception);
     environment.add_filter("tojson", tojson);
-    // Python's strings are sequences, and so are not told apart by these tests.
+    // As in Python strings are sequences, and undefined values are empty ones, but none is not.
     environment.add_test("sequence", |value: &Value| {
-        matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String)
+        use ValueKind::{Map, Seq, String, Undefined};
+        matches!(value.kind(), Seq | Map | String | Undefined)
     });
-    environment.add_test("iterable", |value: &Value| {
-        !value.is_undefined() && (value.kind() == ValueKind::String || value.try_iter().is_ok())
+    environment.add_test("iterable", |value: &Value| match value.kind() {
+        ValueKind::Undefined | ValueKind::String => true,
+        ValueKind::None => false,
+        _ => value.try_iter().is_ok(),
     });
     Ok(environment)
 }
