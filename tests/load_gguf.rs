@@ -1,5 +1,7 @@
 //! GGUF files: the demo model, every supported type, and files that lie.
 
+#![allow(clippy::expect_used, reason = "tests fail by panicking")]
+
 mod common;
 
 use std::path::{Path, PathBuf};

@@ -1,5 +1,7 @@
 //! Model folders: dense and MLX-quantised safetensors, shards, and files that lie.
 
+#![allow(clippy::expect_used, reason = "tests fail by panicking")]
+
 mod common;
 
 use std::fs;
