@@ -107,11 +107,13 @@ async fn one_life() {
     assert!(get(address, "/ai/nowhere").await.contains("\"not_found\""));
     assert!(get(address, "/ai").await.contains("location: ai/"));
     assert!(get(address, "/ai/").await.contains("page/app.js"));
-    let answer = post(address, "/ai/v1/chat/completions", r#"{"messages":[{"role":"user","content":"hello"}]}"#).await;
+    let answer =
+        post(address, "/ai/v1/chat/completions", r#"{"messages":[{"role":"user","content":"hello"}]}"#).await;
     assert!(answer.contains("Good day"), "{answer}");
 
     greenroom.drain(Duration::from_secs(5)).await;
-    let refused = post(address, "/ai/v1/chat/completions", r#"{"messages":[{"role":"user","content":"hello"}]}"#).await;
+    let refused =
+        post(address, "/ai/v1/chat/completions", r#"{"messages":[{"role":"user","content":"hello"}]}"#).await;
     assert!(refused.contains("shutting_down"), "{refused}");
     assert!(get(address, "/about").await.ends_with("the host"), "the host goes on");
     let gauges = Arc::clone(greenroom.handles().gauges());

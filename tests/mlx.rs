@@ -5,7 +5,9 @@
 use greenroom::model::load::{HostTensor, MetaType, RowOrder, TensorType};
 use greenroom::model::mlx::native::graph_operations;
 use greenroom::model::mlx::{MlxConfig, MlxDevice, MlxOps, MlxType};
-use greenroom::model::ops::{Act, AttnSpec, KvShape, KvStore, LayerId, Norm, Ops, Rope, StartOps, Step, StepRow};
+use greenroom::model::ops::{
+    Act, AttnSpec, KvShape, KvStore, LayerId, Norm, Ops, Rope, StartOps, Step, StepRow,
+};
 use greenroom::model::plain::{Matrix, PlainOps};
 use greenroom::types::{EngineError, Epoch, SequenceId, TokenId};
 
@@ -133,18 +135,24 @@ fn weights(numbers: &mut Numbers, cols: usize) -> Vec<(&'static str, Vec<Owned>)
     vec![
         ("f32", vec![Owned::dense(numbers, sizes[0], cols), Owned::dense(numbers, sizes[1], cols)]),
         ("q4_0", vec![Owned::blocks(numbers, TensorType::Q4_0, sizes[2], cols)]),
-        ("q4_1", vec![
-            Owned::blocks(numbers, TensorType::Q4_1, sizes[3], cols),
-            Owned::blocks(numbers, TensorType::Q4_1, sizes[4], cols),
-        ]),
+        (
+            "q4_1",
+            vec![
+                Owned::blocks(numbers, TensorType::Q4_1, sizes[3], cols),
+                Owned::blocks(numbers, TensorType::Q4_1, sizes[4], cols),
+            ],
+        ),
         ("q8_0", vec![Owned::blocks(numbers, TensorType::Q8_0, sizes[5], cols)]),
         ("affine 4 by 64", vec![Owned::affine(numbers, 4, 64, sizes[6], cols)]),
         ("affine 8 by 32", vec![Owned::affine(numbers, 8, 32, sizes[7], cols)]),
-        ("mixed", vec![
-            Owned::blocks(numbers, TensorType::Q4_1, sizes[0], cols),
-            Owned::blocks(numbers, TensorType::Q8_0, sizes[1], cols),
-            Owned::dense(numbers, sizes[8], cols),
-        ]),
+        (
+            "mixed",
+            vec![
+                Owned::blocks(numbers, TensorType::Q4_1, sizes[0], cols),
+                Owned::blocks(numbers, TensorType::Q8_0, sizes[1], cols),
+                Owned::dense(numbers, sizes[8], cols),
+            ],
+        ),
     ]
 }
 
@@ -167,7 +175,11 @@ fn products_equal_plain_loops() {
                 let v = theirs.adopt(PlainOps::pack(&Default::default(), &lent).unwrap()).unwrap();
                 let rows: usize = parts.iter().map(|part| part.rows).sum();
                 let expected = theirs.norm_linear(&matrix(&x, cols), &their_norm, &v).unwrap();
-                assert_close(&ours.norm_linear(&array(&x, cols), &our_norm, &w).unwrap(), &expected.data, &what);
+                assert_close(
+                    &ours.norm_linear(&array(&x, cols), &our_norm, &w).unwrap(),
+                    &expected.data,
+                    &what,
+                );
                 let residual = numbers.floats(tokens * rows);
                 let expected = theirs.linear_add(matrix(&x, cols), &v, matrix(&residual, rows)).unwrap();
                 let sum = ours.linear_add(array(&x, cols), &w, array(&residual, rows)).unwrap();
@@ -214,7 +226,8 @@ fn embeddings_and_gates_equal_plain_loops() {
 fn attention<O: Ops>(ops: &mut O, options: Options) -> AttnSpec<O::V> {
     let inv_freq: Vec<f32> = (0..options.rotated / 2).map(|i| 0.5f32.powi(i as i32)).collect();
     let norm: Vec<f32> = (0..SHAPE.head_dim).map(|i| 0.5 + i as f32 / 8.0).collect();
-    let head_norm = |ops: &mut O| options.norms.then(|| Norm { weight: ops.vector(&norm).unwrap(), eps: 1e-6 });
+    let head_norm =
+        |ops: &mut O| options.norms.then(|| Norm { weight: ops.vector(&norm).unwrap(), eps: 1e-6 });
     AttnSpec {
         heads: 4,
         kv_heads: SHAPE.kv_heads,
@@ -279,7 +292,13 @@ fn attention_equals_plain_loops() {
 }
 
 /// One sequence's attention over `qkv`, appended at `start`.
-fn append(ops: &mut MlxOps, kv: &mut <MlxOps as Ops>::Kv, id: SequenceId, start: u32, qkv: &[f32]) -> Vec<f32> {
+fn append(
+    ops: &mut MlxOps,
+    kv: &mut <MlxOps as Ops>::Kv,
+    id: SequenceId,
+    start: u32,
+    qkv: &[f32],
+) -> Vec<f32> {
     let spec = attention(ops, Options { window: None, rotated: 8, norms: false });
     let width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim;
     let len = qkv.len() / width;

@@ -26,7 +26,8 @@ fn service() -> Option<Service> {
     let model = std::env::var_os("GREENROOM_DEMO_MODEL").map(PathBuf::from);
     let mut command = Command::new(env!("CARGO_BIN_EXE_greenroom"));
     command.arg("serve").args(model).args(["--port", "0"]);
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut address = String::new();
     for line in BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok) {
         if let Some((_, found)) = line.split_once("http://").filter(|_| line.starts_with("address")) {

@@ -83,6 +83,7 @@ fn device_error(error: Exception) -> EngineError {
 
 /// A size as MLX wants it.
 fn dim(size: usize) -> Result<i32, EngineError> {
-    i32::try_from(size)
-        .map_err(|_| EngineError::InvalidPlan { message: format!("{size} is more than an MLX array can be long") })
+    i32::try_from(size).map_err(|_| EngineError::InvalidPlan {
+        message: format!("{size} is more than an MLX array can be long"),
+    })
 }

@@ -160,7 +160,12 @@ impl Ops for MlxOps {
         table.rows(&Array::from_slice(&ids, &[dim(ids.len())?]))
     }
 
-    fn norm_linear(&mut self, x: &Array, norm: &Norm<MlxVector>, w: &MlxWeight) -> Result<Array, EngineError> {
+    fn norm_linear(
+        &mut self,
+        x: &Array,
+        norm: &Norm<MlxVector>,
+        w: &MlxWeight,
+    ) -> Result<Array, EngineError> {
         let x = rms_norm(x, Some(&norm.weight.values), norm.eps).map_err(device_error)?;
         w.product(&x)
     }
@@ -216,7 +221,8 @@ impl Ops for MlxOps {
             x.eval().map_err(device_error)?;
             return Ok(Logits::default());
         }
-        let picked = take_axis(x, Array::from_slice(&indices, &[dim(indices.len())?]), 0).map_err(device_error)?;
+        let picked =
+            take_axis(x, Array::from_slice(&indices, &[dim(indices.len())?]), 0).map_err(device_error)?;
         let logits = self
             .norm_linear(&picked, norm, w)?
             .as_dtype(Dtype::Float32)

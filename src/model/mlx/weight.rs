@@ -98,9 +98,7 @@ impl MlxPacked {
     }
 
     fn push_affine(&mut self, tensor: &HostTensor<'_>, bits: u8, group: usize) {
-        let same = |part: &PackedPart| {
-            matches!(part, PackedPart::Affine { bits: b, group: g, .. } if (*b, *g) == (bits, group))
-        };
+        let same = |part: &PackedPart| matches!(part, PackedPart::Affine { bits: b, group: g, .. } if (*b, *g) == (bits, group));
         if !self.parts.last().is_some_and(same) {
             let groups = tensor.rows * (tensor.cols / group);
             self.parts.push(PackedPart::Affine {
@@ -112,15 +110,19 @@ impl MlxPacked {
                 biases: Numbers::with_capacity(self.kind, groups),
             });
         }
-        let Some(PackedPart::Affine { rows, codes, scales, biases, .. }) = self.parts.last_mut() else { return };
+        let Some(PackedPart::Affine { rows, codes, scales, biases, .. }) = self.parts.last_mut() else {
+            return;
+        };
         let groups = tensor.cols / group;
         let (mut row, mut scale, mut bias) = (vec![0u8; tensor.cols], vec![0f32; groups], vec![0f32; groups]);
         let per_word = 32 / usize::from(bits);
         for index in 0..tensor.rows {
             tensor.affine_row(index, &mut row, &mut scale, &mut bias);
-            codes.extend(row.chunks_exact(per_word).map(|codes| {
-                codes.iter().rev().fold(0u32, |word, code| (word << bits) | u32::from(*code))
-            }));
+            codes.extend(
+                row.chunks_exact(per_word).map(|codes| {
+                    codes.iter().rev().fold(0u32, |word, code| (word << bits) | u32::from(*code))
+                }),
+            );
             scales.extend(&scale);
             biases.extend(&bias);
         }
@@ -178,7 +180,9 @@ impl MlxWeight {
             .iter()
             .map(|part| match part {
                 Part::Dense(array) => array.nbytes(),
-                Part::Affine { codes, scales, biases, .. } => codes.nbytes() + scales.nbytes() + biases.nbytes(),
+                Part::Affine { codes, scales, biases, .. } => {
+                    codes.nbytes() + scales.nbytes() + biases.nbytes()
+                }
             })
             .sum();
         u64::try_from(bytes).unwrap_or(u64::MAX)
@@ -191,13 +195,15 @@ impl MlxWeight {
     pub fn product(&self, x: &Array) -> Result<Array, EngineError> {
         let mut outputs = Vec::with_capacity(self.parts.len());
         for part in &self.parts {
-            outputs.push(match part {
-                Part::Dense(w) => matmul(x, transpose_axes(w, &[1, 0]).map_err(device_error)?),
-                Part::Affine { codes, scales, biases, bits, group } => {
-                    quantized_matmul(x, codes, scales, biases, true, *group, *bits)
+            outputs.push(
+                match part {
+                    Part::Dense(w) => matmul(x, transpose_axes(w, &[1, 0]).map_err(device_error)?),
+                    Part::Affine { codes, scales, biases, bits, group } => {
+                        quantized_matmul(x, codes, scales, biases, true, *group, *bits)
+                    }
                 }
-            }
-            .map_err(device_error)?);
+                .map_err(device_error)?,
+            );
         }
         match outputs.pop() {
             Some(only) if outputs.is_empty() => Ok(only),
