@@ -45,7 +45,10 @@ impl Handler<Write> for Poet {
         let chat = self.chat.clone();
         Box::pin(async move {
             let request = ChatRequest {
-                messages: vec![ChatMessage::text(Role::User, format!("Write a haiku about {}.", message.about))],
+                messages: vec![ChatMessage::text(
+                    Role::User,
+                    format!("Write a haiku about {}.", message.about),
+                )],
                 max_tokens: Some(64),
                 ..ChatRequest::default()
             };

@@ -1,5 +1,6 @@
 //! The command line of the real binary: help, mistakes, exit codes. Nothing
 //! here needs a model.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -37,13 +38,22 @@ fn help_shows_examples_and_version_the_version() {
         assert!(stdout(&output).contains("Examples:"), "{}", stdout(&output));
     }
     let output = greenroom(home.path(), &["--version"]);
-    assert_eq!((output.status.code(), stdout(&output).trim()), (Some(0), concat!("greenroom ", env!("CARGO_PKG_VERSION"))));
+    assert_eq!(
+        (output.status.code(), stdout(&output).trim()),
+        (Some(0), concat!("greenroom ", env!("CARGO_PKG_VERSION")))
+    );
 }
 
 #[test]
 fn unknown_flags_are_usage_errors() {
     let home = tempfile::tempdir().unwrap();
-    for args in [&["serve", "--prot", "1"][..], &["serve", "--port", "99999"], &["frobnicate"], &[], &["serve", "--device", "abacus"]] {
+    for args in [
+        &["serve", "--prot", "1"][..],
+        &["serve", "--port", "99999"],
+        &["frobnicate"],
+        &[],
+        &["serve", "--device", "abacus"],
+    ] {
         let output = greenroom(home.path(), args);
         assert_eq!(output.status.code(), Some(64), "{args:?}: {}", stderr(&output));
         assert!(!output.stderr.is_empty());

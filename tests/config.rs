@@ -1,4 +1,5 @@
 //! Settings: where they come from, which wins, and what is said about wrong ones.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 use std::collections::BTreeMap;
 
@@ -58,7 +59,8 @@ fn all_keys() -> Vec<String> {
     ]);
     let mut keys = Vec::new();
     for section in fields::<Config>() {
-        let names = sections.remove(section).unwrap_or_else(|| panic!("section {section} is not in this test"));
+        let names =
+            sections.remove(section).unwrap_or_else(|| panic!("section {section} is not in this test"));
         keys.extend(names.into_iter().map(|name| format!("{section}.{name}")));
     }
     keys
@@ -69,7 +71,9 @@ fn uncommented() -> String {
     let setting = |line: &str| {
         line.strip_prefix("# ").is_some_and(|rest| {
             let name = rest.split(" = ").next().unwrap_or_default();
-            rest.contains(" = ") && !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
+            rest.contains(" = ")
+                && !name.is_empty()
+                && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
         })
     };
     let lines = DOCUMENTED.lines().map(|line| if setting(line) { &line[2..] } else { line });
@@ -161,7 +165,8 @@ fn every_problem_is_named_with_its_place() {
 
 #[test]
 fn a_file_that_is_not_toml_is_named_with_its_line() {
-    let text = Sources::new().file("c.toml", "[http]\nport = 1\nhost = = 2\n").resolve().unwrap_err().to_string();
+    let text =
+        Sources::new().file("c.toml", "[http]\nport = 1\nhost = = 2\n").resolve().unwrap_err().to_string();
     assert!(text.contains("c.toml:3:"), "{text}");
 }
 

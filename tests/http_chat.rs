@@ -1,11 +1,12 @@
 //! The chat route over real sockets with a scripted engine: answers, streams,
 //! fields, errors, cancellation, back-pressure, drain.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 #![cfg(feature = "fake")]
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use greenroom::model::fake::{Fault, FakeModel, Script};
+use greenroom::model::fake::{FakeModel, Fault, Script};
 use greenroom::model::{LoadedModel, ModelSource};
 use greenroom::observe::Outcome;
 use greenroom::types::{EngineError, LoadError};
@@ -28,7 +29,10 @@ fn a_whole_answer_has_openais_shape() {
     let body = response.json();
     assert_eq!(body["object"], "chat.completion");
     assert_eq!(body["model"], "scripted");
-    assert_eq!(body["choices"][0]["message"], json!({"role": "assistant", "content": "Good day to you! 🙂", "refusal": null}));
+    assert_eq!(
+        body["choices"][0]["message"],
+        json!({"role": "assistant", "content": "Good day to you! 🙂", "refusal": null})
+    );
     assert_eq!(body["choices"][0]["finish_reason"], "stop");
     assert_eq!(body["choices"].as_array().unwrap().len(), 1);
     let usage = &body["usage"];
@@ -56,7 +60,8 @@ fn a_stream_has_role_pieces_finish_and_done_in_this_order() {
     let chunks: Vec<Value> =
         events[..events.len() - 1].iter().map(|event| serde_json::from_str(event).unwrap()).collect();
     assert_eq!(chunks[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
-    let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
+    let text: String =
+        chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
     assert_eq!(text, "Good day to you! 🙂");
     let last = chunks.last().unwrap();
     assert_eq!(last["choices"][0]["delta"], json!({}));
@@ -197,7 +202,9 @@ fn wrong_fields_are_named_with_their_path() {
         (message(json!({"role": "user", "content": [{"text": "x"}]})), "messages[1].content[0].type"),
         (message(json!({"role": "user", "content": [{"type": "text"}]})), "messages[1].content[0].text"),
         (
-            message(json!({"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "x"}}]})),
+            message(
+                json!({"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "x"}}]}),
+            ),
             "messages[1].content[1].type",
         ),
         (message(json!({"role": "user", "content": "x", "name": 3})), "messages[1].name"),
@@ -392,9 +399,8 @@ fn a_failure_midway_is_an_error_event_and_a_proper_end() {
 
 #[test]
 fn a_failure_of_a_whole_answer_is_a_status() {
-    let server = Server::start(
-        Script::new().repeat("forever", "again ").fail_rows("poison", EngineError::NotANumber),
-    );
+    let server =
+        Server::start(Script::new().repeat("forever", "again ").fail_rows("poison", EngineError::NotANumber));
     let response = server.chat(&ask("poison"));
     assert_eq!((response.status, response.error().0.as_str()), (500, "generation_failed"));
     assert_eq!(response.header("x-should-retry"), Some("false"));

@@ -1,5 +1,6 @@
 //! The edges of HTTP over raw sockets: what no client library sends, and what
 //! pages from elsewhere would.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 #![cfg(feature = "fake")]
 
 use std::net::Shutdown;
@@ -58,14 +59,26 @@ fn wrong_methods_are_405_and_name_the_right_one() {
 #[test]
 fn only_plain_json_is_read() {
     let server = server();
-    for media_type in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""] {
-        let response = server.send(server.post("/v1/chat/completions", media_type, &ask("hello").to_string()));
-        assert_eq!((response.status, response.error().0.as_str()), (415, "unsupported_media_type"), "{media_type}");
+    for media_type in
+        ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""]
+    {
+        let response =
+            server.send(server.post("/v1/chat/completions", media_type, &ask("hello").to_string()));
+        assert_eq!(
+            (response.status, response.error().0.as_str()),
+            (415, "unsupported_media_type"),
+            "{media_type}"
+        );
     }
     let body = ask("hello").to_string();
     let host = server.address.to_string();
     let length = body.len().to_string();
-    let headers = [("Host", host.as_str()), ("Content-Type", "application/json"), ("Content-Length", &length), ("Content-Encoding", "gzip")];
+    let headers = [
+        ("Host", host.as_str()),
+        ("Content-Type", "application/json"),
+        ("Content-Length", &length),
+        ("Content-Encoding", "gzip"),
+    ];
     let response = server.send(raw("POST /v1/chat/completions", &headers, &body));
     assert_eq!(response.status, 415);
     assert!(response.error().2.contains("content-encoding"));
@@ -137,7 +150,8 @@ fn chunked_bodies_and_expect_are_served() {
     let body = ask("hello").to_string();
     let (first, second) = body.split_at(10);
     let chunked = format!("{:x}\r\n{first}\r\n{:x}\r\n{second}\r\n0\r\n\r\n", first.len(), second.len());
-    let headers = [("Host", host.as_str()), ("Content-Type", "application/json"), ("Transfer-Encoding", "chunked")];
+    let headers =
+        [("Host", host.as_str()), ("Content-Type", "application/json"), ("Transfer-Encoding", "chunked")];
     let response = server.send(raw("POST /v1/chat/completions", &headers, &chunked));
     assert_eq!(response.status, 200, "{}", response.text());
     let length = body.len().to_string();
@@ -307,7 +321,8 @@ fn the_page_is_served_with_a_strict_policy() {
 #[test]
 fn speech_says_what_it_lacks() {
     let server = server();
-    let response = server.send(server.post("/v1/audio/transcriptions", "multipart/form-data; boundary=x", "--x--"));
+    let response =
+        server.send(server.post("/v1/audio/transcriptions", "multipart/form-data; boundary=x", "--x--"));
     assert_eq!((response.status, response.error().0.as_str()), (501, "not_available"));
     assert!(response.error().2.contains("speech model"), "{}", response.error().2);
     assert_eq!(response.header("x-should-retry"), Some("false"));

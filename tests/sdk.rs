@@ -3,6 +3,7 @@
 //!
 //! Each part that cannot run here says so loudly and passes: without
 //! `GREENROOM_SDK_PYTHON` (the Makefile sets it) or Node, or without the demo model.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 #![cfg(all(feature = "cpu", unix))]
 
 use std::io::{BufRead, BufReader, Write};
@@ -26,7 +27,8 @@ fn service() -> Option<Service> {
     let model = std::env::var_os("GREENROOM_DEMO_MODEL").map(PathBuf::from);
     let mut command = Command::new(env!("CARGO_BIN_EXE_greenroom"));
     command.arg("serve").args(model).args(["--port", "0"]);
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut address = String::new();
     for line in BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok) {
         if let Some((_, found)) = line.split_once("http://").filter(|_| line.starts_with("address")) {

@@ -2,6 +2,7 @@
 //! started, asked, stopped, killed, started again, and started wrongly.
 //!
 //! Where the demo model is not there, the test says so loudly and passes.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 #![cfg(all(feature = "cpu", unix))]
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -22,14 +23,19 @@ use wire::{Connection, PATIENCE, ask, with};
 fn demo_model() -> Option<PathBuf> {
     let named = std::env::var_os("GREENROOM_DEMO_MODEL").map(PathBuf::from);
     let home = std::env::var_os("GREENROOM_HOME").map(PathBuf::from).or_else(|| {
-        let below = if cfg!(target_os = "macos") { "Library/Application Support/greenroom" } else { ".local/share/greenroom" };
+        let below = if cfg!(target_os = "macos") {
+            "Library/Application Support/greenroom"
+        } else {
+            ".local/share/greenroom"
+        };
         Some(PathBuf::from(std::env::var_os("HOME")?).join(below))
     });
     let usual = home.map(|home| home.join("models/SmolLM2-135M-Instruct.Q4_1.gguf"));
     let found = named.or(usual).filter(|path| path.is_file());
     if found.is_none() {
         // Past the harness' capture: a test that did not run must be seen.
-        let _ = writeln!(std::io::stderr(), "\nSKIPPED: the demo model is not there (`make model` gets it)\n");
+        let _ =
+            writeln!(std::io::stderr(), "\nSKIPPED: the demo model is not there (`make model` gets it)\n");
     }
     found
 }
@@ -85,7 +91,8 @@ impl Service {
     }
 
     fn signal(&self, name: &str) {
-        let status = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status().unwrap();
+        let status =
+            Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status().unwrap();
         assert!(status.success());
     }
 
@@ -142,10 +149,14 @@ fn it_answers_and_a_stop_ends_streams_properly() {
     let Some(model) = demo_model() else { return };
     let home = tempfile::tempdir().unwrap();
     let model = model.to_str().unwrap();
-    let mut service = Service::start(home.path(), &[model, "--port", "0"], &[("GREENROOM__HTTP__DRAIN_S", "1")]);
+    let mut service =
+        Service::start(home.path(), &[model, "--port", "0"], &[("GREENROOM__HTTP__DRAIN_S", "1")]);
     let address = service.ready();
     let mut connection = Connection::tcp(address);
-    connection.write(chat(&address.to_string(), &with(ask("What is the capital of France?"), json!({"temperature": 0, "max_tokens": 24}))));
+    connection.write(chat(
+        &address.to_string(),
+        &with(ask("What is the capital of France?"), json!({"temperature": 0, "max_tokens": 24})),
+    ));
     let answer = connection.read_response();
     assert!(answer.text().contains("Paris"), "{}", answer.text());
 
@@ -169,7 +180,8 @@ fn a_second_signal_ends_it_at_once() {
     let Some(model) = demo_model() else { return };
     let home = tempfile::tempdir().unwrap();
     let model = model.to_str().unwrap();
-    let mut service = Service::start(home.path(), &[model, "--port", "0"], &[("GREENROOM__HTTP__DRAIN_S", "600")]);
+    let mut service =
+        Service::start(home.path(), &[model, "--port", "0"], &[("GREENROOM__HTTP__DRAIN_S", "600")]);
     let address = service.ready();
     let _stream = open_stream(address);
     service.signal("INT");
@@ -258,7 +270,10 @@ fn a_model_file_that_is_none_ends_it_with_78() {
     let args = [file.to_str().unwrap(), "--port", "0"];
     let (status, said) = Service::start(home.path(), &args, &[]).end();
     assert_eq!(status.code(), Some(78), "{said}");
-    assert!(said.lines().any(|line| line.starts_with("greenroom: ") && line.contains("broken.gguf")), "{said}");
+    assert!(
+        said.lines().any(|line| line.starts_with("greenroom: ") && line.contains("broken.gguf")),
+        "{said}"
+    );
 }
 
 #[test]
@@ -298,10 +313,11 @@ fn run_answers_in_the_terminal() {
         command.arg("run").arg(&model).args(args).env("GREENROOM_HOME", home.path());
         command
     };
-    let output = run(&["What is the capital of France?", "--temperature", "0", "--max-tokens", "24", "--stats"])
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
+    let output =
+        run(&["What is the capital of France?", "--temperature", "0", "--max-tokens", "24", "--stats"])
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(0), "{said}");
     assert!(String::from_utf8_lossy(&output.stdout).contains("Paris"));

@@ -38,7 +38,11 @@ pub(super) fn doctor(build: Build, args: &DoctorArgs) -> Result<Exit, Stop> {
             config
         }
         Err(stop) => {
-            report.wrong("settings", &stop.message, "mend the lines named; config/greenroom.toml shows every setting");
+            report.wrong(
+                "settings",
+                &stop.message,
+                "mend the lines named; config/greenroom.toml shows every setting",
+            );
             Config::default()
         }
     };
@@ -57,8 +61,11 @@ pub(super) fn doctor(build: Build, args: &DoctorArgs) -> Result<Exit, Stop> {
 }
 
 fn version(build: Build) -> String {
-    let features: Vec<&str> =
-        [("cpu", build.cpu), ("mlx", build.mlx), ("fake", build.fake)].iter().filter(|(_, on)| *on).map(|(n, _)| *n).collect();
+    let features: Vec<&str> = [("cpu", build.cpu), ("mlx", build.mlx), ("fake", build.fake)]
+        .iter()
+        .filter(|(_, on)| *on)
+        .map(|(n, _)| *n)
+        .collect();
     format!(
         "greenroom {} for {} {}, with {}",
         env!("CARGO_PKG_VERSION"),
@@ -146,7 +153,8 @@ fn models(report: &mut Report) {
     found.sort();
     let place = folder.display();
     if found.is_empty() {
-        let cure = "`make model` gets the demo model; any .gguf file or model folder can be given by its path";
+        let cure =
+            "`make model` gets the demo model; any .gguf file or model folder can be given by its path";
         return report.wrong("models", &format!("none in {place}"), cure);
     }
     report.fact("models", &format!("{} in {place}", found.join(", ")));

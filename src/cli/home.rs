@@ -46,7 +46,8 @@ fn named(asked: &str) -> Result<PathBuf, Stop> {
     if let Some(found) = models().map(|folder| folder.join(asked)).filter(|path| path.exists()) {
         return Ok(found);
     }
-    let hub = asked.split('/').count() == 2 && !asked.starts_with(['.', '/', '~']) && !asked.ends_with(".gguf");
+    let hub =
+        asked.split('/').count() == 2 && !asked.starts_with(['.', '/', '~']) && !asked.ends_with(".gguf");
     let hint = if hub {
         "; if this is a hub id: those are not supported yet, download the model and give its folder"
     } else {

@@ -14,7 +14,8 @@ use crate::exit::Exit;
 /// A level that is none.
 pub(super) fn install(config: &LogConfig) -> Result<(), Stop> {
     let filter = EnvFilter::try_new(&config.level).map_err(|error| {
-        let message = format!("log.level: `{}` is not a level or a list of directives: {error}", config.level);
+        let message =
+            format!("log.level: `{}` is not a level or a list of directives: {error}", config.level);
         Stop::new(Exit::Config, message)
     })?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);

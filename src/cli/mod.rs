@@ -45,12 +45,16 @@ impl Stop {
 
 /// Language models on your own machine, behind OpenAI's API.
 #[derive(Debug, Parser)]
-#[command(name = "greenroom", version, after_help = "\
+#[command(
+    name = "greenroom",
+    version,
+    after_help = "\
 Examples:
   greenroom serve                                   the demo model on http://127.0.0.1:8080
   greenroom serve ~/models/Qwen3-0.6B-4bit --port 9000
   greenroom run ~/models/SmolLM2.gguf \"Why is the sky blue?\"
-  greenroom doctor                                  what this machine can do, and what is wrong")]
+  greenroom doctor                                  what this machine can do, and what is wrong"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -82,8 +82,7 @@ fn is_pipe() -> bool {
 }
 
 async fn talk(greenroom: &Greenroom, args: &RunArgs, prompt: Option<String>) -> Result<Exit, Stop> {
-    let mut signals =
-        StopSignals::listen().map_err(|error| Stop::new(Exit::Software, error.to_string()))?;
+    let mut signals = StopSignals::listen().map_err(|error| Stop::new(Exit::Software, error.to_string()))?;
     let talks = io::stderr().is_terminal();
     if talks {
         terminal::note("loading …");

@@ -71,7 +71,10 @@ mod tests {
     #[test]
     fn launchd_is_found_in_a_wrong_command_line() {
         let args = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>().into_iter();
-        assert_eq!(asked_for(args(&["greenroom", "serve", "--service", "launchd", "--x"])), Some(Manager::Launchd));
+        assert_eq!(
+            asked_for(args(&["greenroom", "serve", "--service", "launchd", "--x"])),
+            Some(Manager::Launchd)
+        );
         assert_eq!(asked_for(args(&["greenroom", "--service=launchd"])), Some(Manager::Launchd));
         assert_eq!(asked_for(args(&["greenroom", "serve", "--service", "systemd"])), None);
         assert_eq!(exit_for(Some(Manager::Launchd), Exit::Software), Exit::Software);

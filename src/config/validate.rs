@@ -86,7 +86,9 @@ impl Config {
         check.within("http.keep_alive_s", http.keep_alive_s, 1, 86_400);
         for host in &http.allowed_hosts {
             check.that(is_host_name(host), "http.allowed_hosts", || {
-                format!("`{host}` is not a host name; write it without scheme, port and path, as `box.example`")
+                format!(
+                    "`{host}` is not a host name; write it without scheme, port and path, as `box.example`"
+                )
             });
         }
         for origin in &http.allowed_origins {
@@ -130,7 +132,8 @@ impl Config {
 fn is_host_name(text: &str) -> bool {
     text == "*"
         || text.parse::<std::net::Ipv6Addr>().is_ok()
-        || (!text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_')))
+        || (!text.is_empty()
+            && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_')))
 }
 
 /// Whether this is `*`, `null`, or `scheme://host[:port]`.

@@ -11,6 +11,7 @@ use crate::types::Refusal;
 /// Answers a transcription request.
 pub(super) async fn transcriptions(state: web::Data<State>) -> Result<HttpResponse, ApiError> {
     let reply = state.handles.transcribe().send(Transcribe::default()).await;
-    let transcript = reply.unwrap_or(Err(Refusal::Draining)).map_err(|refusal| ApiError::from(refusal).closing())?;
+    let transcript =
+        reply.unwrap_or(Err(Refusal::Draining)).map_err(|refusal| ApiError::from(refusal).closing())?;
     Ok(HttpResponse::Ok().json(serde_json::json!({"text": transcript.text})))
 }

@@ -34,22 +34,23 @@ pub async fn read_json(
     let limit = Duration::from_secs(config.body_timeout_s);
     let read = read_bytes(payload, config.max_json_bytes);
     let bytes = tokio::time::timeout(limit, read).await.map_err(|_| {
-        let message = format!(
-            "the body did not arrive within {} s (http.body_timeout_s)",
-            config.body_timeout_s
-        );
+        let message =
+            format!("the body did not arrive within {} s (http.body_timeout_s)", config.body_timeout_s);
         ApiError::invalid(StatusCode::REQUEST_TIMEOUT, "body_timeout", message).closing()
     })??;
     parse(&bytes)
 }
 
 fn check_media_type(request: &HttpRequest) -> Result<(), ApiError> {
-    let refuse =
-        |message: String| ApiError::invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message);
+    let refuse = |message: String| {
+        ApiError::invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
+    };
     if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING)
         && !encoding.as_bytes().eq_ignore_ascii_case(b"identity")
     {
-        return Err(refuse("content-encoding: encoded bodies are not supported; send plain JSON".into()).closing());
+        return Err(
+            refuse("content-encoding: encoded bodies are not supported; send plain JSON".into()).closing()
+        );
     }
     let given = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let essence = given.unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
@@ -89,7 +90,10 @@ async fn read_bytes(mut payload: web::Payload, limit: usize) -> Result<Vec<u8>, 
 fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
     let invalid = |code, message| ApiError::invalid(StatusCode::BAD_REQUEST, code, message);
     let text = std::str::from_utf8(bytes).map_err(|error| {
-        invalid("invalid_utf8", format!("the body is not UTF-8: wrong byte at offset {}", error.valid_up_to()))
+        invalid(
+            "invalid_utf8",
+            format!("the body is not UTF-8: wrong byte at offset {}", error.valid_up_to()),
+        )
     })?;
     if text.trim().is_empty() {
         return Err(invalid("invalid_json", "the body is empty; a JSON object is needed".into()));

@@ -113,9 +113,15 @@ fn refuse_unsupported(body: &mut Fields) -> Result<(), ApiError> {
     body.unsupported("use_beam_search", "beam search is not supported", off)?;
     body.unsupported("min_tokens", "a least length is not supported", zero)?;
     body.unsupported("stop_token_ids", "send stop strings instead", empty)?;
-    for name in
-        ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar", "json_schema", "structured_outputs"]
-    {
+    for name in [
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "grammar",
+        "json_schema",
+        "structured_outputs",
+    ] {
         body.unsupported(name, "constrained output is not supported yet", never)?;
     }
     // These are hints or labels: right to accept, nothing to do.

@@ -81,7 +81,8 @@ fn admit(state: &State, request: &ServiceRequest) -> Result<OriginVerdict, ApiEr
     let origin = request.headers().get(header::ORIGIN).map(|origin| origin.to_str().unwrap_or_default());
     match state.guard.origin(origin, host) {
         OriginVerdict::Foreign => {
-            let message = "pages of this origin may not call this server; list the origin in http.allowed_origins";
+            let message =
+                "pages of this origin may not call this server; list the origin in http.allowed_origins";
             Err(forbidden("origin_not_allowed", message.into()))
         }
         verdict => Ok(verdict),
@@ -89,7 +90,8 @@ fn admit(state: &State, request: &ServiceRequest) -> Result<OriginVerdict, ApiEr
 }
 
 fn is_preflight(request: &ServiceRequest) -> bool {
-    request.method() == Method::OPTIONS && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
+    request.method() == Method::OPTIONS
+        && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
 fn preflight(request: &ServiceRequest) -> HttpResponse {

@@ -171,9 +171,7 @@ impl Fields {
     /// Paths of the fields that nobody took, nulls left out.
     pub fn unknown(self, into: &mut Vec<String>) {
         let prefix = if self.path.is_empty() { String::new() } else { format!("{}.", self.path) };
-        into.extend(
-            self.map.iter().filter(|(_, v)| !v.is_null()).map(|(name, _)| format!("{prefix}{name}")),
-        );
+        into.extend(self.map.iter().filter(|(_, v)| !v.is_null()).map(|(name, _)| format!("{prefix}{name}")));
     }
 }
 

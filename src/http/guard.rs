@@ -108,11 +108,15 @@ mod tests {
     #[test]
     fn loopback_names_and_the_bound_address_are_ours() {
         let rules = guard("192.168.1.5", &["box.example"], &[]);
-        for host in ["localhost", "LOCALHOST:8080", "127.0.0.1:1", "127.9.9.9", "[::1]:8080", "192.168.1.5:80"] {
+        for host in
+            ["localhost", "LOCALHOST:8080", "127.0.0.1:1", "127.9.9.9", "[::1]:8080", "192.168.1.5:80"]
+        {
             assert!(rules.host_is_ours(host), "{host}");
         }
         assert!(rules.host_is_ours("Box.Example:99"));
-        for host in ["evil.example", "localhost.evil.example", "192.168.1.6", "", "[::2]", "127.0.0.1.evil.example"] {
+        for host in
+            ["evil.example", "localhost.evil.example", "192.168.1.6", "", "[::2]", "127.0.0.1.evil.example"]
+        {
             assert!(!rules.host_is_ours(host), "{host}");
         }
     }

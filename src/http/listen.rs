@@ -12,7 +12,9 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// Somebody else has the port.
-    #[error("port {port} on {host} is taken by another program; stop it or choose another port (--port, http.port; 0 takes a free one)")]
+    #[error(
+        "port {port} on {host} is taken by another program; stop it or choose another port (--port, http.port; 0 takes a free one)"
+    )]
     PortTaken {
         /// As configured.
         host: String,

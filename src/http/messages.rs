@@ -17,8 +17,9 @@ const MAX_MESSAGES: usize = 100_000;
 /// # Errors
 /// The first field that is wrong, by its path.
 pub fn read_messages(body: &mut Fields, unknown: &mut Vec<String>) -> Result<Vec<ChatMessage>, ApiError> {
-    let items =
-        body.array("messages")?.ok_or_else(|| body.missing("messages", "an array with at least one message"))?;
+    let items = body
+        .array("messages")?
+        .ok_or_else(|| body.missing("messages", "an array with at least one message"))?;
     if items.len() > MAX_MESSAGES {
         let message = format!("has {} entries, the limit is {MAX_MESSAGES}", items.len());
         return Err(ApiError::field("messages", "invalid_value", message));
@@ -85,7 +86,8 @@ fn read_role(fields: &mut Fields) -> Result<Role, ApiError> {
         "assistant" => Role::Assistant,
         "tool" => Role::Tool,
         other => {
-            let message = format!("`{}` is not one of system, developer, user, assistant, tool", short(other));
+            let message =
+                format!("`{}` is not one of system, developer, user, assistant, tool", short(other));
             return Err(ApiError::field(&fields.path("role"), "invalid_value", message));
         }
     })
@@ -112,12 +114,7 @@ fn read_content(
     }
 }
 
-fn read_part(
-    path: String,
-    part: Value,
-    role: Role,
-    unknown: &mut Vec<String>,
-) -> Result<String, ApiError> {
+fn read_part(path: String, part: Value, role: Role, unknown: &mut Vec<String>) -> Result<String, ApiError> {
     if let Value::String(text) = part {
         return Ok(text);
     }
@@ -150,8 +147,9 @@ fn read_tool_call(mut call: Fields, unknown: &mut Vec<String>) -> Result<ToolCal
         let message = format!("`{}` is not supported; only function is", short(&kind));
         return Err(ApiError::field(&call.path("type"), "unsupported_parameter", message));
     }
-    let mut function =
-        call.nested("function")?.ok_or_else(|| call.missing("function", "an object with name and arguments"))?;
+    let mut function = call
+        .nested("function")?
+        .ok_or_else(|| call.missing("function", "an object with name and arguments"))?;
     let name = function.required_string("name")?;
     let path = function.path("arguments");
     let arguments = match function.value("arguments") {

@@ -41,15 +41,31 @@ pub fn configure(
             .app_data(data)
             .wrap(from_fn(move |request, next| edge::around(state.clone(), request, next)))
             .service(only_get("/v1/models", || web::get().to(models::list), || web::head().to(models::list)))
-            .service(only_get("/v1/models/{id:.+}", || web::get().to(models::one), || web::head().to(models::one)))
+            .service(only_get(
+                "/v1/models/{id:.+}",
+                || web::get().to(models::one),
+                || web::head().to(models::one),
+            ))
             .service(only_post("/v1/chat/completions", web::post().to(chat::completions)))
             .service(only_post("/v1/audio/transcriptions", web::post().to(audio::transcriptions)))
             .service(only_get("/health", || web::get().to(health::health), || web::head().to(health::health)))
             .service(only_get("/livez", || web::get().to(health::livez), || web::head().to(health::livez)))
             .service(only_get("/readyz", || web::get().to(health::readyz), || web::head().to(health::readyz)))
-            .service(only_get("/metrics", || web::get().to(health::metrics), || web::head().to(health::metrics)))
-            .service(only_get("/page/app.js", || web::get().to(page::script), || web::head().to(page::script)))
-            .service(only_get("/page/style.css", || web::get().to(page::style), || web::head().to(page::style)))
+            .service(only_get(
+                "/metrics",
+                || web::get().to(health::metrics),
+                || web::head().to(health::metrics),
+            ))
+            .service(only_get(
+                "/page/app.js",
+                || web::get().to(page::script),
+                || web::head().to(page::script),
+            ))
+            .service(only_get(
+                "/page/style.css",
+                || web::get().to(page::style),
+                || web::head().to(page::style),
+            ))
             .service(only_get("/", || web::get().to(page::index), || web::head().to(page::index)))
             .service(only_get("", || web::get().to(page::index), || web::head().to(page::index)))
             .default_service(web::to(not_found));
@@ -113,7 +129,9 @@ mod tests {
     #[test]
     fn wrong_paths_lead_to_the_one_that_was_meant() {
         let chat = Some("/v1/chat/completions".to_owned());
-        for path in ["/v1/v1/chat/completions", "/chat/completions", "//v1/chat/completions/", "/v1/completions"] {
+        for path in
+            ["/v1/v1/chat/completions", "/chat/completions", "//v1/chat/completions/", "/v1/completions"]
+        {
             assert_eq!(meant(path), chat, "{path}");
         }
         assert_eq!(meant("/v1/health"), Some("/health".to_owned()));

@@ -46,10 +46,7 @@ fn refusals() {
             Refusal::NotAvailable { message: message() },
             "501 server_error not_available - retry=- should=false",
         ),
-        (
-            Refusal::Internal { message: message() },
-            "500 server_error internal_error - retry=- should=false",
-        ),
+        (Refusal::Internal { message: message() }, "500 server_error internal_error - retry=- should=false"),
     ];
     for (refusal, expected) in table {
         assert_eq!(row(refusal.clone().into()), expected, "{refusal:?}");
