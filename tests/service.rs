@@ -2,6 +2,7 @@
 //! started, asked, stopped, killed, started again, and started wrongly.
 //!
 //! Where the demo model is not there, the test says so loudly and passes.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 #![cfg(all(feature = "cpu", unix))]
 
 use std::io::{BufRead, BufReader, Read, Write};

@@ -25,6 +25,10 @@ pub mod mlx;
 pub mod ops;
 pub mod plain;
 pub mod sampler;
+#[cfg_attr(
+    not(any(feature = "cpu", feature = "mlx")),
+    allow(dead_code, unused_variables, reason = "without a backend nothing is packed")
+)]
 pub mod source;
 pub mod template;
 pub mod text;
