@@ -3,6 +3,7 @@
 //! Nothing here sleeps to be in time: steps wait for the test at a gate, everything else
 //! is awaited with a deadline that only a fault reaches.
 #![cfg(feature = "fake")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 
 #[path = "actors/cancellation.rs"]
 mod cancellation;

@@ -132,9 +132,7 @@ mod tests {
     #[test]
     fn values_come_from_the_request_then_the_operator_then_the_model() {
         let asked = SamplingOptions { temperature: Some(0.0), ..SamplingOptions::default() };
-        let mut operator = SamplingConfig::default();
-        operator.temperature = Some(0.5);
-        operator.top_k = Some(5);
+        let operator = SamplingConfig { temperature: Some(0.5), top_k: Some(5), ..SamplingConfig::default() };
         let model =
             SamplingOptions { top_k: Some(9), top_p: Some(0.9), seed: None, ..SamplingOptions::default() };
         let got = resolve(&asked, &operator, &model, 7);

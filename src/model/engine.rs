@@ -257,6 +257,8 @@ impl<O: Ops> Engine for DecoderEngine<O> {
                 RowOutcome::Failed(error) => RowOutcome::Failed(error),
                 good => match self.commit(row.sequence, row.start, row.end) {
                     Ok(()) => good,
+                    // A lazy device that fails here may have failed anywhere.
+                    Err(error @ EngineError::Device { .. }) => return Err(error),
                     Err(error) => RowOutcome::Failed(error),
                 },
             });
@@ -301,3 +303,6 @@ impl<O: Ops + 'static> PreparedEngine for Prepared<O> {
         Ok(Box::new(self.into_engine(epoch)?))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,13 +16,19 @@ use crate::types::{EngineError, Epoch, LoadError, SamplingParams, SequenceId, To
 #[cfg(feature = "cpu")]
 pub mod cpu;
 pub mod engine;
-pub mod families;
 #[cfg(feature = "fake")]
 pub mod fake;
+pub mod families;
 pub mod load;
+#[cfg(feature = "mlx")]
+pub mod mlx;
 pub mod ops;
 pub mod plain;
 pub mod sampler;
+#[cfg_attr(
+    not(any(feature = "cpu", feature = "mlx")),
+    allow(dead_code, unused_variables, reason = "without a backend nothing is packed")
+)]
 pub mod source;
 pub mod template;
 pub mod text;

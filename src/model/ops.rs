@@ -275,6 +275,7 @@ pub trait Ops: Sized {
     fn glu(&mut self, x: Self::T, act: Act) -> Result<Self::T, EngineError>;
 
     /// Logits of the given packed token indices: `norm(x[rows]) · wᵀ`, on the host.
+    /// Called once a step, last, also without rows: a lazy backend computes the step here.
     ///
     /// # Errors
     /// `Device`.

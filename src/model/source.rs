@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::config::{Config, DeviceChoice, KvType};
+use crate::config::{Config, DeviceChoice};
 use crate::model::engine::Prepared;
 use crate::model::families::{self, DecoderFacts};
 use crate::model::load::{self, ModelFiles};
@@ -112,7 +112,6 @@ fn prepare<O: Ops + 'static>(
     Ok(Box::new(Prepared { config: ops, packed, context, kv_budget_bytes }))
 }
 
-/// Packs for a backend and says what it will be started with.
 fn prepare_for(
     backend: Backend,
     files: &ModelFiles,
@@ -120,18 +119,37 @@ fn prepare_for(
 ) -> Result<Box<dyn PreparedEngine>, LoadError> {
     match backend {
         #[cfg(feature = "cpu")]
-        Backend::Cpu => {
-            let element_bytes = match config.cpu.kv {
-                KvType::F16 => 2,
-                KvType::F32 => 4,
-            };
-            let units = KvUnits { element_bytes, block_tokens: 64 };
-            prepare::<crate::model::cpu::CpuOps>(files, config, config.cpu.clone(), units)
-        }
+        Backend::Cpu => prepare_cpu(files, config),
         #[cfg(not(feature = "cpu"))]
         Backend::Cpu => Err(not_compiled("cpu")),
+        #[cfg(feature = "mlx")]
+        Backend::Mlx => prepare_mlx(files, config),
+        #[cfg(not(feature = "mlx"))]
         Backend::Mlx => Err(not_compiled("mlx")),
     }
+}
+
+#[cfg(feature = "cpu")]
+fn prepare_cpu(files: &ModelFiles, config: &Config) -> Result<Box<dyn PreparedEngine>, LoadError> {
+    let element_bytes = match config.cpu.kv {
+        crate::config::KvType::F16 => 2,
+        crate::config::KvType::F32 => 4,
+    };
+    let units = KvUnits { element_bytes, block_tokens: 64 };
+    prepare::<crate::model::cpu::CpuOps>(files, config, config.cpu.clone(), units)
+}
+
+/// Metal on a Mac, MLX's CPU device elsewhere; half precision in the checkpoint's own type.
+#[cfg(feature = "mlx")]
+fn prepare_mlx(files: &ModelFiles, config: &Config) -> Result<Box<dyn PreparedEngine>, LoadError> {
+    use crate::model::mlx::{MlxConfig, MlxDevice, MlxOps, MlxType};
+
+    let device = if cfg!(target_os = "macos") { MlxDevice::Gpu } else { MlxDevice::Cpu };
+    let stored = ["dtype", "torch_dtype"].iter().find_map(|key| files.config.get(key)?.as_str());
+    let checkpoint = if stored == Some("bfloat16") { MlxType::BF16 } else { MlxType::F16 };
+    let ops = MlxConfig::for_device(device, checkpoint);
+    let units = KvUnits { element_bytes: ops.activations.bytes(), block_tokens: 256 };
+    prepare::<MlxOps>(files, config, ops, units)
 }
 
 impl ModelSource for FileModel {

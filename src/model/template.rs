@@ -18,7 +18,7 @@ use serde_json::Map;
 use crate::types::PrepareError;
 
 /// Instructions and, 64 bytes each, memory that one rendering may use.
-const FUEL: u64 = 16 << 20;
+const FUEL: u64 = 8 << 20;
 /// Most bytes that one rendering may print.
 const MAX_OUTPUT: usize = 64 << 20;
 /// Longest template accepted, bytes.
@@ -28,8 +28,7 @@ const RECURSION: usize = 200;
 /// The one template's name in its environment, and in messages.
 const NAME: &str = "chat_template";
 /// What the server sets itself.
-const RESERVED: &[&str] =
-    &["messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"];
+const RESERVED: &[&str] = &["messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"];
 
 /// A compiled chat template.
 #[derive(Debug)]
@@ -84,12 +83,14 @@ impl ChatTemplate {
         let mut context: Vec<(String, Value)> = vec![
             ("messages".into(), Value::from(Serde(&input.messages))),
             ("tools".into(), Value::from(Serde(&input.tools))),
-            ("documents".into(), Value::from(())),
             ("add_generation_prompt".into(), Value::from(input.add_generation_prompt)),
             ("strftime_now".into(), environment::strftime_now(now)),
         ];
         for (name, value) in self.special.iter().filter(|(name, _)| !input.variables.contains_key(*name)) {
             context.push((name.clone(), Value::from(Serde(value))));
+        }
+        if !input.variables.contains_key("documents") {
+            context.push(("documents".into(), Value::from(())));
         }
         for (name, value) in &input.variables {
             context.push((name.clone(), Value::from(Serde(value))));

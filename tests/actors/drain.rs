@@ -15,8 +15,7 @@ fn streams_that_end_in_time_end_as_always() {
         let (greenroom, control) = start(Script::new().say("q", "the whole answer").gated(), |_| {}).await;
         let stream = greenroom.chat(ask("q")).await.unwrap();
         let handles = greenroom.handles();
-        let drain = greenroom.drain(Duration::from_secs(30));
-        tokio::pin!(drain);
+        let mut drain = Box::pin(greenroom.drain(Duration::from_secs(30)));
         assert!(drain.as_mut().now_or_never().is_none());
         while !handles.is_draining() {
             assert!(drain.as_mut().now_or_never().is_none());
@@ -25,9 +24,10 @@ fn streams_that_end_in_time_end_as_always() {
         assert_eq!(handles.health(), Health::Draining);
         assert_eq!(handles.chat(ask("q")).await.unwrap_err(), Refusal::Draining);
         control.open();
-        let (read, ()) = tokio::join!(read(stream), drain);
+        let (read, ()) = tokio::join!(read(stream), &mut drain);
         assert_eq!(read.0, "the whole answer");
         assert!(matches!(read.1, ChatEvent::Done { .. }));
+        drop(drain);
         stop(greenroom).await;
     });
 }

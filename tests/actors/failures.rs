@@ -8,7 +8,7 @@ use greenroom::config::Config;
 use greenroom::model::fake::{FakeModel, Fault, LoadFault, Script};
 use greenroom::types::{EngineError, FailureReason, Refusal};
 
-use crate::harness::{ask, failure, read, run, start, stop};
+use crate::harness::{accepted_between_steps, ask, failure, read, run, start, stop};
 
 const QUESTION: &str = "hello, this is long enough to be worth keeping";
 
@@ -24,14 +24,16 @@ fn after_a_panic_waiting_rows_survive_and_the_next_request_works() {
                 .repeat("loop", "abc")
                 .say("waiting", "I waited")
                 .say("later", "works")
-                .at_step(3, fault)
+                .at_step(50, fault)
                 .gated();
             let (greenroom, control) = start(script, |config| config.scheduler.max_rows = 1).await;
             let hit = greenroom.chat(ask("loop")).await.unwrap();
-            let waiting = greenroom.chat(ask("waiting")).await.unwrap();
+            let waiting = accepted_between_steps(&greenroom, &control, "waiting").await;
+            assert!(control.begun() < 50, "it waits before the engine breaks");
             control.open();
             let (text, end) = read(hit).await;
-            assert_eq!((text.as_str(), failure(&end)), ("ab", Some(FailureReason::EngineRestarted)));
+            assert_eq!(failure(&end), Some(FailureReason::EngineRestarted));
+            assert_eq!(text, "abc".repeat(17)[..49], "what was computed was delivered");
             assert_eq!(read(waiting).await.0, "I waited");
             assert_eq!(read(greenroom.chat(ask("later")).await.unwrap()).await.0, "works");
             assert_eq!(control.loads(), 2);

@@ -53,6 +53,20 @@ pub async fn read(mut stream: ChatStream) -> (String, ChatEvent) {
     }
 }
 
+/// Asks while another row's steps wait at the gate: lets single steps through until the
+/// request is in the queue, for the scheduler takes mail between steps only.
+pub async fn accepted_between_steps(greenroom: &Greenroom, control: &FakeControl, text: &str) -> ChatStream {
+    let mut asking = Box::pin(greenroom.chat(ask(text)));
+    loop {
+        let step = control.begun();
+        if let Ok(accepted) = tokio::time::timeout(Duration::from_millis(50), asking.as_mut()).await {
+            return accepted.unwrap();
+        }
+        control.allow(1);
+        assert!(control.wait_begun(step + 1));
+    }
+}
+
 pub fn failure(end: &ChatEvent) -> Option<FailureReason> {
     match end {
         ChatEvent::Failed(failure) => Some(failure.reason),

@@ -67,13 +67,16 @@ fn a_full_queue_refuses_at_once_and_says_when_to_come_back() {
         })
         .await;
         let first = greenroom.chat(ask("q")).await.unwrap();
-        let second = greenroom.chat(ask("q")).await.unwrap();
+        let handles = greenroom.handles();
+        let second = actix::spawn(async move { handles.chat(ask("q")).await.unwrap() });
+        let gauges = greenroom.handles().gauges().clone();
+        until("both places taken", || gauges.tickets_live() == 2).await;
         let refused = greenroom.chat(ask("q")).await.unwrap_err();
         let Refusal::Busy { retry_after } = refused else { panic!("{refused:?}") };
         assert!(retry_after >= Duration::from_secs(1) && retry_after <= Duration::from_secs(60));
         control.open();
         assert_eq!(read(first).await.0, "yes");
-        assert_eq!(read(second).await.0, "yes");
+        assert_eq!(read(second.await.unwrap()).await.0, "yes");
         assert_eq!(read(greenroom.chat(ask("q")).await.unwrap()).await.0, "yes");
         assert_eq!(greenroom.handles().gauges().requests(Outcome::Refused), 1);
         stop(greenroom).await;

@@ -17,9 +17,9 @@ fn pool(blocks: u64, kind: KvType) -> CpuKv {
 
 /// Keys and values of a token as numbers that halves hold exactly.
 fn token(value: u32, layer: usize) -> (Vec<f32>, Vec<f32>) {
-    let base = (value % 500) as f32;
-    let key = (0..WIDTH).map(|i| base + layer as f32 * 500.0 + i as f32 * 0.125).collect();
-    let value = (0..WIDTH).map(|i| -base - layer as f32 * 500.0 - i as f32 * 0.125).collect();
+    let base = (value % 800) as f32;
+    let key = (0..WIDTH).map(|i| base + 1024.0 * (layer == 1) as u8 as f32 + 32.0 * i as f32).collect();
+    let value = (0..WIDTH).map(|i| 32.0 * i as f32 - base - 1024.0 * (layer == 1) as u8 as f32).collect();
     (key, value)
 }
 

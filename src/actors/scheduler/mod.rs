@@ -19,7 +19,7 @@ pub(crate) mod restart;
 pub(crate) mod row;
 mod step;
 pub(crate) mod stop;
-#[cfg(all(test, feature = "fake"))]
+#[cfg(test)]
 mod tests;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -191,12 +191,12 @@ impl<'a> Hyperparameters<'a> {
         let hidden = self.needed_count("hidden_size", MAX_WIDTH)?;
         let heads = self.needed_count("num_attention_heads", MAX_HEADS)?;
         let kv_heads = self.count("num_key_value_heads", MAX_HEADS)?.unwrap_or(heads);
-        if heads % kv_heads != 0 {
+        if !heads.is_multiple_of(kv_heads) {
             let message = format!("is {kv_heads}, it must divide the {heads} attention heads");
             return Err(self.wrong("num_key_value_heads", &message));
         }
         let eps = self.positive("rms_norm_eps")?.ok_or_else(|| self.wrong("rms_norm_eps", "is missing"))?;
-        if eps >= 1.0 || eps < 1e-30 {
+        if !(1e-30..1.0).contains(&eps) {
             return Err(self.wrong("rms_norm_eps", &format!("is {eps}, a small number is needed")));
         }
         Ok(Sizes {
@@ -217,13 +217,13 @@ impl<'a> Hyperparameters<'a> {
     fn head_dim(&self, hidden: usize, heads: usize) -> Result<usize, LoadError> {
         let head_dim = match self.count("head_dim", MAX_HEADS)? {
             Some(head_dim) => head_dim,
-            None if hidden % heads == 0 => hidden / heads,
+            None if hidden.is_multiple_of(heads) => hidden / heads,
             None => {
                 let message = format!("is {heads}, it must divide `hidden_size` = {hidden}");
                 return Err(self.wrong("num_attention_heads", &message));
             }
         };
-        if head_dim % 2 != 0 {
+        if !head_dim.is_multiple_of(2) {
             return Err(self.wrong("head_dim", &format!("is {head_dim}, an even number is needed")));
         }
         if head_dim.saturating_mul(heads) > MAX_WIDTH {

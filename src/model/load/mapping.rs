@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use memmap2::Mmap;
 
@@ -12,8 +12,6 @@ use crate::types::LoadError;
 /// A mapped file, unmapped when dropped.
 #[derive(Debug)]
 pub(super) struct Mapping {
-    /// Where it is.
-    pub path: PathBuf,
     map: Mmap,
 }
 
@@ -33,7 +31,7 @@ impl Mapping {
         // process truncates or rewrites the file while it is mapped, which whoever serves a model
         // upholds; downloads are written under another name and renamed.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        Ok(Self { path: path.to_owned(), map })
+        Ok(Self { map })
     }
 
     /// All of the file.

@@ -7,7 +7,7 @@
 //! was sent. Tokens of a single character cannot be broken and are never matched.
 
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use aho_corasick::{AhoCorasick, MatchKind};
 
@@ -45,6 +45,13 @@ pub(crate) struct Controls {
     split: Option<AhoCorasick>,
     /// Every occurrence, overlapping ones too: what must be broken.
     all: Option<AhoCorasick>,
+    /// Proper beginnings of the texts.
+    beginnings: HashSet<String>,
+    /// Proper ends of the texts, of two characters or more: a last character alone, often ">",
+    /// is left be, since what a template puts before it would have to be nearly a whole token.
+    rests: HashSet<String>,
+    /// Bytes of the longest text.
+    longest: usize,
 }
 
 impl Controls {
@@ -61,7 +68,16 @@ impl Controls {
         let split = build(MatchKind::LeftmostLongest)?;
         let all = build(MatchKind::Standard)?;
         let by_text = tokens.iter().map(|token| (token.text.clone(), token.id)).collect();
-        Ok(Self { tokens, by_text, split, all })
+        let cuts =
+            || tokens.iter().flat_map(|token| boundaries(&token.text).map(|cut| token.text.split_at(cut)));
+        let beginnings =
+            cuts().map(|(front, _)| front.to_owned()).filter(|front| !front.is_empty()).collect();
+        let rests = cuts()
+            .filter(|(front, rest)| !front.is_empty() && first_char_len(rest) < rest.len())
+            .map(|(_, rest)| rest.to_owned())
+            .collect();
+        let longest = tokens.iter().map(|token| token.text.len()).max().unwrap_or(0);
+        Ok(Self { tokens, by_text, split, all, beginnings, rests, longest })
     }
 
     /// The id of a control token's exact text.
@@ -115,23 +131,25 @@ impl Controls {
             .find_overlapping_iter(text)
             .map(|found| found.start() + first_char_len(&text[found.start()..]))
             .collect();
-        for token in &self.tokens {
-            for (cut, _) in token.text.char_indices().skip(1) {
-                // The beginning of a token at the text's end …
-                if text.ends_with(&token.text[..cut]) {
-                    breaks.insert(text.len() - cut + first_char_len(&token.text));
-                }
-                // … and the rest of one at its beginning. A single last character, often
-                // ">", is left alone: text before it would have to be a whole token otherwise.
-                let rest = &token.text[cut..];
-                let first = first_char_len(rest);
-                if first < rest.len() && text.starts_with(rest) {
-                    breaks.insert(first);
-                }
+        // The beginning of a token at the text's end …
+        for at in boundaries(text).rev().take_while(|at| text.len() - at < self.longest) {
+            if self.beginnings.contains(&text[at..]) {
+                breaks.insert(at + first_char_len(&text[at..]));
+            }
+        }
+        // … and the rest of one at its beginning.
+        for at in boundaries(text).skip(1).chain([text.len()]).take_while(|at| *at < self.longest) {
+            if self.rests.contains(&text[..at]) {
+                breaks.insert(first_char_len(text));
             }
         }
         breaks
     }
+}
+
+/// Byte positions at which a character begins.
+fn boundaries(text: &str) -> impl DoubleEndedIterator<Item = usize> {
+    text.char_indices().map(|(at, _)| at)
 }
 
 fn first_char_len(text: &str) -> usize {

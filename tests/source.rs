@@ -1,0 +1,103 @@
+//! A model from disk: what is refused, and what the settings change.
+
+#[allow(dead_code, reason = "each test program uses a part")]
+mod common;
+
+use greenroom::config::{Config, DeviceChoice};
+use greenroom::model::source::FileModel;
+use greenroom::model::{Engine, LoadedModel, ModelSource};
+use greenroom::types::{Epoch, LoadError};
+
+fn settings(change: impl FnOnce(&mut Config)) -> Config {
+    let mut config = Config::default();
+    config.engine.device = DeviceChoice::Cpu;
+    change(&mut config);
+    config
+}
+
+#[test]
+fn what_is_no_model_is_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("notes.txt");
+    std::fs::write(&text, "hello").unwrap();
+    for path in [folder.path().join("absent.gguf"), folder.path().to_path_buf(), text] {
+        let error = FileModel::new(&path, &settings(|_| ())).expect_err("not a model").to_string();
+        assert!(error.contains(&*path.to_string_lossy()), "{error}");
+    }
+}
+
+#[cfg(not(feature = "mlx"))]
+#[test]
+fn a_device_that_is_not_compiled_in_is_refused_by_its_feature() {
+    let config = settings(|config| config.engine.device = DeviceChoice::Mlx);
+    let error = FileModel::new(common::data("tiny/llama"), &config).expect_err("no MLX here");
+    assert!(
+        matches!(&error, LoadError::Unsupported { message } if message.contains("feature `mlx`")),
+        "{error}"
+    );
+}
+
+#[cfg(feature = "cpu")]
+mod cpu {
+    use super::*;
+
+    fn load(config: &Config) -> Result<LoadedModel, LoadError> {
+        FileModel::new(common::data("tiny/llama"), config).unwrap().load()
+    }
+
+    fn engine(config: &Config) -> Box<dyn Engine> {
+        load(config).unwrap().engine.adopt(Epoch(3)).unwrap()
+    }
+
+    #[test]
+    fn the_models_own_context_is_the_default() {
+        let engine = engine(&settings(|_| ()));
+        let info = engine.info();
+        assert_eq!((info.context, info.vocab, info.epoch), (2048, 288, Epoch(3)));
+        assert!(engine.memory().weight_bytes > 0);
+    }
+
+    #[test]
+    fn a_source_loads_again() {
+        let source =
+            FileModel::new(common::data("tiny/gguf-llama-q4_1/llama-q4_1.gguf"), &settings(|_| ())).unwrap();
+        assert_eq!(source.id(), "llama-q4_1");
+        for epoch in [1, 2] {
+            let engine = source.load().unwrap().engine.adopt(Epoch(epoch)).unwrap();
+            assert_eq!(engine.info().epoch, Epoch(epoch));
+        }
+    }
+
+    #[test]
+    fn the_context_can_be_smaller_but_not_larger() {
+        let config = settings(|config| config.engine.context = Some(100));
+        let loaded = load(&config).unwrap();
+        assert_eq!(loaded.text.context, 100, "prompts are measured against it as well");
+        let mut engine = loaded.engine.adopt(Epoch(0)).unwrap();
+        let sequence = engine.open(None).unwrap();
+        assert!(engine.reserve(sequence, 100).is_ok());
+        assert!(engine.reserve(sequence, 101).is_err());
+        for wrong in [0, 2049] {
+            let error = load(&settings(|config| config.engine.context = Some(wrong))).err().expect("refused");
+            assert!(
+                error.to_string().contains("engine.context") && error.to_string().contains("2048"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn key_value_memory_is_what_all_rows_can_use_or_as_set() {
+        let config = settings(|config| {
+            config.engine.context = Some(256);
+            config.scheduler.max_rows = 3;
+        });
+        let small = engine(&config);
+        let block = small.info().kv_bytes_per_token * u64::from(small.info().kv_block_tokens);
+        // Four blocks of 64 tokens for each row's context, and one more.
+        assert_eq!(small.memory().kv_capacity_bytes, 3 * 5 * block);
+        let set = settings(|config| config.engine.kv_memory_mib = Some(2));
+        let capacity = engine(&set).memory().kv_capacity_bytes;
+        assert!(capacity <= 2 << 20 && capacity > (2 << 20) - block, "{capacity}");
+    }
+}
