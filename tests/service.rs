@@ -19,6 +19,9 @@ use serde_json::{Value, json};
 mod wire;
 use wire::{Connection, PATIENCE, ask, with};
 
+/// Exact arithmetic: so small a model knows the capital of France only just.
+const EXACT: [(&str, &str); 2] = [("GREENROOM__CPU__ACTIVATIONS", "f32"), ("GREENROOM__CPU__KV", "f32")];
+
 /// The demo model, or the reason why the test says nothing.
 fn demo_model() -> Option<PathBuf> {
     let named = std::env::var_os("GREENROOM_DEMO_MODEL").map(PathBuf::from);
@@ -149,8 +152,11 @@ fn it_answers_and_a_stop_ends_streams_properly() {
     let Some(model) = demo_model() else { return };
     let home = tempfile::tempdir().unwrap();
     let model = model.to_str().unwrap();
-    let mut service =
-        Service::start(home.path(), &[model, "--port", "0"], &[("GREENROOM__HTTP__DRAIN_S", "1")]);
+    let mut service = Service::start(
+        home.path(),
+        &[model, "--port", "0"],
+        &[("GREENROOM__HTTP__DRAIN_S", "1"), EXACT[0], EXACT[1]],
+    );
     let address = service.ready();
     let mut connection = Connection::tcp(address);
     connection.write(chat(
@@ -310,7 +316,7 @@ fn run_answers_in_the_terminal() {
     let home = tempfile::tempdir().unwrap();
     let run = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_greenroom"));
-        command.arg("run").arg(&model).args(args).env("GREENROOM_HOME", home.path());
+        command.arg("run").arg(&model).args(args).env("GREENROOM_HOME", home.path()).envs(EXACT);
         command
     };
     let output =
