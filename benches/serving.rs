@@ -58,7 +58,9 @@ fn memory_bandwidth() -> f64 {
             .map(|part| {
                 let buffer = Arc::clone(&buffer);
                 std::thread::spawn(move || {
-                    buffer[part * half..(part + 1) * half].iter().fold(0u64, |sum, value| sum.wrapping_add(*value))
+                    buffer[part * half..(part + 1) * half]
+                        .iter()
+                        .fold(0u64, |sum, value| sum.wrapping_add(*value))
                 })
             })
             .collect();
@@ -96,7 +98,8 @@ async fn decode(greenroom: &Greenroom, clients: usize) -> Result<(f64, f64), Fai
 async fn prefill(greenroom: &Greenroom) -> Result<f64, Failed> {
     let mut speeds = Vec::new();
     for round in 0..5 {
-        let prompt = format!("{round} times {}", "the river runs past the old mill and on to the sea ".repeat(38));
+        let prompt =
+            format!("{round} times {}", "the river runs past the old mill and on to the sea ".repeat(38));
         let answer = ask(greenroom, request(&prompt, 1)).await?;
         let computed = answer.usage.prompt_tokens - answer.usage.cached_tokens;
         speeds.push(f64::from(computed) / answer.timings.prefill.as_secs_f64());
@@ -105,10 +108,8 @@ async fn prefill(greenroom: &Greenroom) -> Result<f64, Failed> {
 }
 
 fn load_average() -> String {
-    std::fs::read_to_string("/proc/loadavg").map_or_else(
-        |_| "unknown".into(),
-        |text| text.split(' ').take(3).collect::<Vec<_>>().join(" "),
-    )
+    std::fs::read_to_string("/proc/loadavg")
+        .map_or_else(|_| "unknown".into(), |text| text.split(' ').take(3).collect::<Vec<_>>().join(" "))
 }
 
 /// The model named on the command line, or the demo model's usual place.
@@ -145,7 +146,10 @@ async fn measure() -> Result<(), Failed> {
     let (one, _) = decode(&greenroom, 1).await?;
     println!("decode, 1 client:  {one:.1} tokens/s, {:.2} of the limit", one / limit);
     let (each, total) = decode(&greenroom, 8).await?;
-    println!("decode, 8 clients: {total:.1} tokens/s in all ({each:.1} each), {:.2} × one client", total / one);
+    println!(
+        "decode, 8 clients: {total:.1} tokens/s in all ({each:.1} each), {:.2} × one client",
+        total / one
+    );
     let prompt = prefill(&greenroom).await?;
     println!("prefill, 500 tokens: {prompt:.1} tokens/s, {:.2} × one client's decode", prompt / one);
     println!("load average after: {}", load_average());
