@@ -3,6 +3,7 @@
 //! Nothing here sleeps to be in time: steps wait for the test at a gate, everything else
 //! is awaited with a deadline that only a fault reaches.
 #![cfg(feature = "fake")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 
 #[path = "actors/cancellation.rs"]
 mod cancellation;
@@ -12,6 +13,9 @@ mod drain;
 mod failures;
 #[path = "actors/harness.rs"]
 mod harness;
+#[cfg(feature = "cpu")]
+#[path = "actors/real.rs"]
+mod real;
 #[path = "actors/requests.rs"]
 mod requests;
 #[path = "actors/reuse.rs"]

@@ -2,16 +2,16 @@
 //! the real binary and the demo model.
 //!
 //! Not here: what the API answers (its own tests), and the page's looks, for which screenshots are
-//! left in Cargo's directory for test files. Where Chromium, its driver or the demo model is not
+//! left in Cargo's directory for test files. Where Chromium or its driver is not
 //! installed the test says so loudly and passes; with `GREENROOM_REQUIRE_BROWSER` set it fails.
 //! Invariant: whatever happens, the browser, its driver and the server are ended at the end.
 
 use std::io::Write;
-use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::json;
 
+mod common;
 mod webdriver;
 use webdriver::{Browser, Process, http, program, wait_for};
 
@@ -34,15 +34,12 @@ const HOSTILE: [&str; 10] = [
 
 #[test]
 fn a_person_chats_in_the_page() {
-    let Some(mut server_command) = server_command() else {
-        return skipped("the demo model is not there (`make model` gets it)");
-    };
     let (Some(driver), Some(chromium)) =
         (program(&["chromedriver"]), program(&["chromium", "chromium-browser", "google-chrome"]))
     else {
         return skipped("chromium is not installed (Debian: apt-get install chromium chromium-driver)");
     };
-    let server = Process::start(&mut server_command, "http://127.0.0.1:");
+    let server = Process::start(&mut server_command(), "http://127.0.0.1:");
     wait_for("the model to be loaded", || {
         http(&server.address, "GET", "/readyz", None).is_ok_and(|(status, _)| status == 200)
     });
@@ -221,26 +218,11 @@ fn tickets_live(server: &str) -> i64 {
     values.iter().sum::<f64>() as i64
 }
 
-/// The server under test, or nothing if its model is not there. The only place that knows it.
-fn server_command() -> Option<Command> {
-    let model = std::env::var_os("GREENROOM_DEMO_MODEL").map(PathBuf::from).or_else(|| {
-        let home = std::env::var_os("GREENROOM_HOME").map(PathBuf::from).or_else(|| {
-            let user = PathBuf::from(std::env::var_os("HOME")?);
-            let below = if cfg!(target_os = "macos") {
-                "Library/Application Support/greenroom"
-            } else {
-                ".local/share/greenroom"
-            };
-            Some(user.join(below))
-        })?;
-        Some(home.join("models/SmolLM2-135M-Instruct.Q4_1.gguf"))
-    })?;
-    if !model.is_file() {
-        return None;
-    }
+/// The server under test. The only place that knows it.
+fn server_command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_greenroom"));
-    command.arg("serve").arg(model).args(["--port", "0"]);
-    Some(command)
+    command.arg("serve").arg(common::demo_model()).args(["--port", "0"]);
+    command
 }
 
 fn skipped(why: &str) {

@@ -1,5 +1,6 @@
 //! The command line of the real binary: help, mistakes, exit codes. Nothing
 //! here needs a model.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};

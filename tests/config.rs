@@ -1,4 +1,5 @@
 //! Settings: where they come from, which wins, and what is said about wrong ones.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 use std::collections::BTreeMap;
 

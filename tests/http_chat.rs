@@ -1,5 +1,6 @@
 //! The chat route over real sockets with a scripted engine: answers, streams,
 //! fields, errors, cancellation, back-pressure, drain.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 #![cfg(feature = "fake")]
 
 use std::sync::{Arc, Mutex, mpsc};

@@ -1,5 +1,6 @@
 //! The edges of HTTP over raw sockets: what no client library sends, and what
 //! pages from elsewhere would.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 #![cfg(feature = "fake")]
 
 use std::net::Shutdown;

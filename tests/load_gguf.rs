@@ -1,5 +1,7 @@
 //! GGUF files: the demo model, every supported type, and files that lie.
 
+#![allow(clippy::expect_used, reason = "tests fail by panicking")]
+
 mod common;
 
 use std::path::{Path, PathBuf};
@@ -294,7 +296,7 @@ fn paths_that_are_no_model_say_what_to_give() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Whatever is written over a file's beginning, or cut off it: an error or a model, never a panic.
     #[test]

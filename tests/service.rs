@@ -2,6 +2,7 @@
 //! started, asked, stopped, killed, started again, and started wrongly.
 //!
 //! Where the demo model is not there, the test says so loudly and passes.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 #![cfg(all(feature = "cpu", unix))]
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -17,6 +18,9 @@ use serde_json::{Value, json};
 
 mod wire;
 use wire::{Connection, PATIENCE, ask, with};
+
+/// Exact arithmetic: so small a model knows the capital of France only just.
+const EXACT: [(&str, &str); 2] = [("GREENROOM__CPU__ACTIVATIONS", "f32"), ("GREENROOM__CPU__KV", "f32")];
 
 /// The demo model, or the reason why the test says nothing.
 fn demo_model() -> Option<PathBuf> {
@@ -148,8 +152,11 @@ fn it_answers_and_a_stop_ends_streams_properly() {
     let Some(model) = demo_model() else { return };
     let home = tempfile::tempdir().unwrap();
     let model = model.to_str().unwrap();
-    let mut service =
-        Service::start(home.path(), &[model, "--port", "0"], &[("GREENROOM__HTTP__DRAIN_S", "1")]);
+    let mut service = Service::start(
+        home.path(),
+        &[model, "--port", "0"],
+        &[("GREENROOM__HTTP__DRAIN_S", "1"), EXACT[0], EXACT[1]],
+    );
     let address = service.ready();
     let mut connection = Connection::tcp(address);
     connection.write(chat(
@@ -309,7 +316,7 @@ fn run_answers_in_the_terminal() {
     let home = tempfile::tempdir().unwrap();
     let run = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_greenroom"));
-        command.arg("run").arg(&model).args(args).env("GREENROOM_HOME", home.path());
+        command.arg("run").arg(&model).args(args).env("GREENROOM_HOME", home.path()).envs(EXACT);
         command
     };
     let output =

@@ -2,6 +2,7 @@
 //!
 //! Alone in its binary, because it counts the process' threads.
 #![cfg(all(feature = "fake", target_os = "linux"))]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

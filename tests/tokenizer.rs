@@ -1,5 +1,7 @@
 //! Tokenizer, detokenizer, and the way from a request to ids.
 
+#![allow(clippy::expect_used, reason = "tests fail by panicking")]
+
 mod common;
 
 use std::sync::{Arc, OnceLock};
@@ -220,11 +222,10 @@ fn an_unknown_pretokenizer_is_refused_with_the_known_ones() {
 #[test]
 fn pretokenizers_split_as_their_models_do() {
     // Bytes with every pair of letters and digits merged, so that splits show in the ids.
-    let base = TextModel::scripted();
     let split = |pre: &str, text: &str| -> Vec<String> {
         let mut tokens: Vec<BpeToken> = Vec::new();
         let mut merges = Vec::new();
-        let letters = ["a", "b", "1", "2", "3", "4", "!", "'", "s", "Ġ", "Ċ"];
+        let letters = ["Ġ", "Ċ", "!", "'", "s", "a", "b", "1", "2", "3", "4"];
         for letter in letters {
             tokens.push(BpeToken { text: letter.into(), kind: TokenKind::Normal });
         }
@@ -246,7 +247,6 @@ fn pretokenizers_split_as_their_models_do() {
         let ids = tokenizer.encode_text(text).expect("encodes");
         ids.iter().map(|&id| String::from_utf8(tokenizer.token_bytes(id)).expect("text")).collect()
     };
-    drop(base);
     assert_eq!(split("smollm", "ab 12"), ["ab", " ", "1", "2"]);
     assert_eq!(split("gpt-2", "ab 12"), ["ab", " 12"]);
     assert_eq!(split("qwen2", "ab 12"), ["ab", " ", "1", "2"]);
@@ -272,7 +272,7 @@ fn half_a_character_at_the_end_becomes_one_replacement() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn streaming_gives_the_text_of_the_whole(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
@@ -283,8 +283,9 @@ proptest! {
         prop_assert_eq!(&streamed, &text.tokenizer.decode(&ids, true));
     }
 
+    // Up to U+3FFFF: the demo model's vocabulary has no token for the bytes of what is above.
     #[test]
-    fn no_replacement_amid_valid_text(whole in ".{0,40}") {
+    fn no_replacement_amid_valid_text(whole in "[\u{0}-\u{3ffff}]{0,40}") {
         let text = demo();
         let ids = text.tokenizer.encode_text(&whole).expect("encodes");
         let pieces = stream(&text, &ids);
@@ -296,7 +297,7 @@ proptest! {
     #[test]
     fn ordinary_text_never_gives_a_control_id(
         parts in proptest::collection::vec(
-            prop_oneof![Just("<|im_end|>".to_owned()), Just("<|".to_owned()), Just("im_start|>".to_owned()), ".{0,6}"],
+            prop_oneof![Just("<|im_end|>".to_owned()), Just("<|".to_owned()), Just("im_start|>".to_owned()), "[\u{0}-\u{3ffff}]{0,6}"],
             0..8,
         )
     ) {
@@ -309,7 +310,8 @@ proptest! {
         let control = |ids: &[TokenId]| ids.iter().filter(|&&id| text.tokenizer.is_control(id)).count();
         let ids = prompt(&text, &request);
         prop_assert_eq!(control(&ids), control(&empty));
-        prop_assert!(text.tokenizer.decode(&ids, true).contains(&whole) || whole.contains('\u{fffd}'));
+        let shown = text.tokenizer.decode(&ids, true);
+        prop_assert!(shown.contains(&whole), "{:?} is not in {:?}", whole, shown);
     }
 
     /// What the models' own library gives for the rendered text, where no text looks like control text.

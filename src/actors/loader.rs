@@ -40,7 +40,7 @@ impl Loader {
                     Ok(loaded) => loaded.map_err(|error| error.to_string()),
                     Err(payload) => Err(format!("loading panicked: {}", panic_message(&*payload))),
                 };
-                // Bounded by the job: one reply each. A closed address drops the model.
+                // BOUND: one reply a job. A closed address drops the model.
                 reply.do_send(Loaded { epoch, result });
             }
         })?;

@@ -6,15 +6,15 @@
 //!
 //! | from → to | message | reply | bounded by |
 //! |---|---|---|---|
-//! | handler or host → gateway | [`messages::OpenChat`] | `Result<ChatStream, Refusal>` | tickets: rows + queue, taken without waiting |
+//! | handler or host → gateway | [`OpenChat`] | `Result<ChatStream, Refusal>` | tickets: rows + queue, taken without waiting |
 //! | gateway → preparation pool | `Prepare` | `Result<PreparedPrompt, Refusal>` | ticket |
 //! | gateway → scheduler | `Admit` | `Result<Accepted, Refusal>`, at once | ticket moves in |
 //! | loader thread ⇢ scheduler | `Loaded` | – | one a load |
-//! | handler or host → transcription | [`messages::Transcribe`] | a refusal, at once | – |
+//! | handler or host → transcription | [`Transcribe`] | a refusal, at once | – |
 //! | scheduler ⇢ gateway | `EngineState` | – | one a change |
 //! | scheduler ⇢ prompt cache | `Reset` | – | one an epoch |
 //! | prompt cache ⇢ scheduler | `CloseReleased` | – | one an order to clear |
-//! | anybody → prompt cache | [`messages::CacheStatistics`], [`messages::ClearCache`] | `CacheReport`, at once | – |
+//! | anybody → prompt cache | [`CacheStatistics`], [`ClearCache`] | `CacheReport`, at once | – |
 //! | drain → gateway, schedulers | `Drain` | `Drained` | one |
 //! | stop ⇢ gateway | `Halt` | – | one |
 //!

@@ -71,6 +71,9 @@ fn prepare(job: &Prepare, defaults: &SamplingConfig) -> Result<PreparedPrompt, P
     })
 }
 
+/// Where nobody says a temperature: lively, but small models keep their thread.
+const TEMPERATURE: f32 = 0.7;
+
 /// The request's values, else the operator's, else the model's, else neutral ones.
 fn resolve(
     asked: &SamplingOptions,
@@ -84,7 +87,7 @@ fn resolve(
     let min_p = asked.min_p.or(operator.min_p).or(model.min_p);
     let repetition = asked.repetition_penalty.or(operator.repetition_penalty).or(model.repetition_penalty);
     SamplingParams {
-        temperature: temperature.unwrap_or(1.0),
+        temperature: temperature.unwrap_or(TEMPERATURE),
         top_k: top_k.unwrap_or(0),
         top_p: top_p.unwrap_or(1.0),
         min_p: min_p.unwrap_or(0.0),
@@ -132,14 +135,14 @@ mod tests {
     #[test]
     fn values_come_from_the_request_then_the_operator_then_the_model() {
         let asked = SamplingOptions { temperature: Some(0.0), ..SamplingOptions::default() };
-        let mut operator = SamplingConfig::default();
-        operator.temperature = Some(0.5);
-        operator.top_k = Some(5);
+        let operator = SamplingConfig { temperature: Some(0.5), top_k: Some(5), ..SamplingConfig::default() };
         let model =
             SamplingOptions { top_k: Some(9), top_p: Some(0.9), seed: None, ..SamplingOptions::default() };
         let got = resolve(&asked, &operator, &model, 7);
         assert_eq!((got.temperature, got.top_k, got.top_p, got.seed), (0.0, 5, 0.9, 7));
         assert_eq!((got.min_p, got.repetition_penalty), (0.0, 1.0));
+        let silent = resolve(&SamplingOptions::default(), &SamplingConfig::default(), &model, 7);
+        assert_eq!((silent.temperature, silent.top_k), (TEMPERATURE, 9));
     }
 
     #[test]

@@ -63,7 +63,7 @@ impl Handler<ClearCache> for PromptCache {
         for model in &self.models {
             model.index.borrow_mut().release_all();
             if let Some(scheduler) = model.scheduler.upgrade() {
-                // Bounded by the order: one each.
+                // BOUND: one an order to clear.
                 scheduler.do_send(CloseReleased);
             }
         }

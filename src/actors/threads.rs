@@ -29,7 +29,7 @@ use crate::model::ModelSource;
 use crate::observe::{Pulse, fields};
 
 /// How long a stop waits for the threads.
-const JOIN_LIMIT: Duration = Duration::from_secs(5);
+const JOIN_LIMIT: Duration = Duration::from_secs(3);
 
 /// What the compute thread's actors are made of; sent there whole.
 pub(crate) struct ComputeActors {

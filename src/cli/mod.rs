@@ -128,7 +128,7 @@ Examples:
 struct RunArgs {
     /// A .gguf file or a model folder
     model: String,
-    /// What to say; without it a chat, or what comes from a pipe
+    /// What to say; text from a pipe is added to it; without either a chat
     prompt: Option<String>,
     /// System prompt
     #[arg(long)]

@@ -274,3 +274,6 @@ fn check_stop(path: &str, item: Value) -> Result<String, ApiError> {
         other => Err(wrong_type(path, "a string", &other)),
     }
 }
+
+#[cfg(test)]
+mod tests;

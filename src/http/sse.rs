@@ -163,3 +163,6 @@ pub fn body(
         Some((Ok(bytes), body))
     })
 }
+
+#[cfg(test)]
+mod tests;

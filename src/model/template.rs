@@ -18,7 +18,7 @@ use serde_json::Map;
 use crate::types::PrepareError;
 
 /// Instructions and, 64 bytes each, memory that one rendering may use.
-const FUEL: u64 = 16 << 20;
+const FUEL: u64 = 8 << 20;
 /// Most bytes that one rendering may print.
 const MAX_OUTPUT: usize = 64 << 20;
 /// Longest template accepted, bytes.

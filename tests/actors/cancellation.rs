@@ -48,6 +48,7 @@ fn while_waiting_for_a_row() {
         .await;
         let running = greenroom.chat(ask("loop")).await.unwrap();
         let waiting = accepted_between_steps(&greenroom, &control, "loop").await;
+        assert!(control.wait_at_gate());
         let begun = control.begun();
         drop(waiting);
         control.allow(1);

@@ -1,4 +1,9 @@
 //! Where tests find the demo model and the test data.
+#![allow(
+    dead_code,
+    clippy::expect_used,
+    reason = "every test binary uses a part of this and fails by panicking"
+)]
 
 use std::path::{Path, PathBuf};
 

@@ -19,8 +19,6 @@ pub(crate) mod restart;
 pub(crate) mod row;
 mod step;
 pub(crate) mod stop;
-#[cfg(all(test, feature = "fake"))]
-mod tests;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -195,6 +193,7 @@ impl BatchScheduler {
         self.core.attach(engine, Arc::clone(&text));
         self.phase = Phase::Ready;
         if let Some(cache) = self.cache.upgrade() {
+            // BOUND: one an epoch.
             cache.do_send(Reset { model: self.model, epoch: info.epoch });
         }
         let facts = facts(&text, &info);
@@ -216,6 +215,7 @@ impl BatchScheduler {
     fn report(&self, state: EngineCondition) {
         let Some(gateway) = self.gateway.upgrade() else { return };
         let model = self.core.settings.model.clone();
+        // BOUND: one a change of the engine.
         gateway.do_send(EngineState { model, epoch: self.core.epoch, state });
     }
 
@@ -323,3 +323,6 @@ impl Handler<Drain> for BatchScheduler {
         Drained
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,5 @@
 //! The scheduler's core, driven step by step against the scripted engine, without actors.
+#![cfg(feature = "fake")]
 
 mod bench;
 mod memory;

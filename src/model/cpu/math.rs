@@ -125,7 +125,7 @@ fn activate<S: Simd>(s: S, act: Act, x: S::V) -> S::V {
         Act::Silu => x,
         Act::GeluTanh => {
             let cubic = s.mul(s.mul(x, x), s.mul(x, s.splat(0.044_715)));
-            s.mul(s.splat(1.595_769_1), s.add(x, cubic))
+            s.mul(s.splat(1.595_769), s.add(x, cubic))
         }
     };
     let denominator = s.add(s.splat(1.0), exp(s, s.sub(s.splat(0.0), u)));

@@ -7,6 +7,7 @@
 //! a batch, in any chunking, gives the same bits.
 
 #![allow(unsafe_code, reason = "vector instructions, and buffers that threads write at disjoint places")]
+#![allow(clippy::needless_range_loop, reason = "kernels index several arrays of lanes and tokens together")]
 
 use std::sync::Arc;
 

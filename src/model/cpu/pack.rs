@@ -83,13 +83,13 @@ fn format_of(tensor: &HostTensor<'_>) -> Result<Format, LoadError> {
         return Err(refused(tensor, format!("{:?} gives no codes", tensor.kind)));
     };
     let (bits, group) = (shape.bits, shape.group);
-    if !matches!(bits, 4 | 8) || group == 0 || group % GROUP != 0 {
+    if !matches!(bits, 4 | 8) || group == 0 || !group.is_multiple_of(GROUP) {
         return Err(refused(
             tensor,
             format!("{bits} bits in groups of {group}: 4 or 8 bits in groups of 32, 64, 128 are supported"),
         ));
     }
-    if tensor.cols % group != 0 {
+    if !tensor.cols.is_multiple_of(group) {
         return Err(refused(
             tensor,
             format!("{} columns are not a multiple of the group of {group}", tensor.cols),

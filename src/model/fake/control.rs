@@ -70,6 +70,11 @@ impl FakeControl {
         self.wait(|state| state.finished >= number)
     }
 
+    /// Blocks until a step waits at the gate. False if that takes too long.
+    pub fn wait_at_gate(&self) -> bool {
+        self.wait(|state| state.allowed.is_none_or(|allowed| state.begun > allowed))
+    }
+
     /// Steps begun so far.
     pub fn begun(&self) -> u64 {
         self.lock().begun

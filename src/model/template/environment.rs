@@ -13,6 +13,9 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, UndefinedBehav
 
 use super::{calendar, json};
 
+/// Digits of a number in a format text.
+const MAX_WIDTH_DIGITS: usize = 4;
+
 /// What a template said when it refused a conversation.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -27,15 +30,18 @@ pub(super) fn hugging_face(fuel: u64, recursion: usize) -> Result<Environment<'s
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_fuel(Some(fuel));
     environment.set_recursion_limit(recursion);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_unknown_method_callback(python_method);
     environment.add_function("raise_exception", raise_exception);
     environment.add_filter("tojson", tojson);
-    // Python's strings are sequences, and so are not told apart by these tests.
+    // As in Python strings are sequences, and undefined values are empty ones, but none is not.
     environment.add_test("sequence", |value: &Value| {
-        matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String)
+        use ValueKind::{Map, Seq, String, Undefined};
+        matches!(value.kind(), Seq | Map | String | Undefined)
     });
-    environment.add_test("iterable", |value: &Value| {
-        !value.is_undefined() && (value.kind() == ValueKind::String || value.try_iter().is_ok())
+    environment.add_test("iterable", |value: &Value| match value.kind() {
+        ValueKind::Undefined | ValueKind::String => true,
+        ValueKind::None => false,
+        _ => value.try_iter().is_ok(),
     });
     Ok(environment)
 }
@@ -43,6 +49,17 @@ pub(super) fn hugging_face(fuel: u64, recursion: usize) -> Result<Environment<'s
 /// The function by which templates ask for the date.
 pub(super) fn strftime_now(now: SystemTime) -> Value {
     Value::from_function(move |format: &str| calendar::strftime(now, format))
+}
+
+/// Python's methods, but for a `format` that pads to a length which no prompt needs: it would
+/// be built before it is paid for.
+fn python_method(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
+    let is_wide =
+        |text: &str| text.split(|c: char| !c.is_ascii_digit()).any(|digits| digits.len() > MAX_WIDTH_DIGITS);
+    if method == "format" && value.as_str().is_some_and(is_wide) {
+        return Err(Error::new(ErrorKind::InvalidOperation, "format: a width of more than 9999"));
+    }
+    minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {

@@ -83,7 +83,7 @@ fn check(
     if spec.kv_heads != layout.kv_heads || spec.head_dim != layout.head_dim || layer.0 >= layout.layers {
         return fail(format!("layer {} of {spec:?} does not fit {layout:?}", layer.0));
     }
-    if spec.kv_heads == 0 || spec.heads % spec.kv_heads != 0 {
+    if spec.kv_heads == 0 || !spec.heads.is_multiple_of(spec.kv_heads) {
         return fail(format!("{} query heads over {} key heads", spec.heads, spec.kv_heads));
     }
     let rope_fits = spec.rope.as_ref().is_none_or(|rope| 2 * rope.inv_freq.len() <= spec.head_dim);

@@ -117,16 +117,16 @@ impl HeadPlace {
             }
             KvType::F16 => {
                 let (keys, values) = (keys.cast::<u16>(), values.cast::<u16>());
-                // SAFETY: as for f32, with half the bytes.
-                dispatch(
-                    path,
-                    ToHalves { from: key, put: |i, h| unsafe { keys.add(i * BLOCK_TOKENS + slot).write(h) } },
-                );
-                // SAFETY: as for f32, with half the bytes.
-                dispatch(
-                    path,
-                    ToHalves { from: value, put: |i, h| unsafe { values.add(slot * width + i).write(h) } },
-                );
+                let put_key = |i: usize, half: u16| {
+                    // SAFETY: as for f32, with half the bytes.
+                    unsafe { keys.add(i * BLOCK_TOKENS + slot).write(half) }
+                };
+                let put_value = |i: usize, half: u16| {
+                    // SAFETY: as for f32, with half the bytes.
+                    unsafe { values.add(slot * width + i).write(half) }
+                };
+                dispatch(path, ToHalves { from: key, put: put_key });
+                dispatch(path, ToHalves { from: value, put: put_value });
             }
         }
     }

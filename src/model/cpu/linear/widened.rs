@@ -26,10 +26,10 @@ impl Kernel for WidenedPanel<'_> {
         assert!(self.x.len() >= self.tile.len() * self.cols, "activations of every token");
         assert_eq!(self.bytes.len(), self.format.panel_bytes(self.cols), "a whole panel");
         match self.tile.len() {
-            1 => chains::<S, 1>(s, &self.bytes, self.format, self.cols, self.x, self.tile),
-            2 => chains::<S, 2>(s, &self.bytes, self.format, self.cols, self.x, self.tile),
-            3 => chains::<S, 3>(s, &self.bytes, self.format, self.cols, self.x, self.tile),
-            _ => chains::<S, TOKENS>(s, &self.bytes, self.format, self.cols, self.x, self.tile),
+            1 => chains::<S, 1>(s, self.bytes, self.format, self.cols, self.x, self.tile),
+            2 => chains::<S, 2>(s, self.bytes, self.format, self.cols, self.x, self.tile),
+            3 => chains::<S, 3>(s, self.bytes, self.format, self.cols, self.x, self.tile),
+            _ => chains::<S, TOKENS>(s, self.bytes, self.format, self.cols, self.x, self.tile),
         }
     }
 }

@@ -22,7 +22,7 @@ pub(super) enum Dtype {
     Other,
 }
 
-/// A tensor of a file; its range is inside the file and as long as its shape asks.
+/// A tensor of a file; its range is as long as its shape asks.
 #[derive(Debug)]
 pub(super) struct Stored {
     pub dtype: Dtype,
@@ -42,19 +42,23 @@ pub(super) fn parse(bytes: &[u8], path: &Path) -> Result<Vec<(String, Stored)>, 
     if length > MAX_HEADER || length > rest.len() as u64 {
         return Err(wrong(format!("claims a header of {length} bytes; the file has {}", bytes.len())));
     }
-    let (header, data) = rest.split_at(length as usize);
+    let header = &rest[..length as usize];
     let header: Value = serde_json::from_slice(header).map_err(|error| wrong(format!("header: {error}")))?;
     let header = header.as_object().ok_or_else(|| wrong("the header is not a JSON object".into()))?;
     let start = 8 + length as usize;
     let mut tensors = Vec::with_capacity(header.len());
     for (name, info) in header.iter().filter(|(name, _)| *name != "__metadata__") {
-        tensors.push((name.clone(), stored(name, info, start, data.len(), path)?));
+        tensors.push((name.clone(), stored(name, info, start, path)?));
+    }
+    let end = tensors.iter().map(|(_, tensor)| tensor.bytes.end).max().unwrap_or(start);
+    if end > bytes.len() {
+        return Err(wrong(format!("the file is cut short: {} bytes are missing", end - bytes.len())));
     }
     check_cover(&tensors, start, bytes.len(), path)?;
     Ok(tensors)
 }
 
-fn stored(name: &str, info: &Value, start: usize, data: usize, path: &Path) -> Result<Stored, LoadError> {
+fn stored(name: &str, info: &Value, start: usize, path: &Path) -> Result<Stored, LoadError> {
     let wrong = |message: String| malformed(path, format!("tensor `{name}`: {message}"));
     let dtype_name = info.get("dtype").and_then(Value::as_str).ok_or_else(|| wrong("no dtype".into()))?;
     let (dtype, bits) = match dtype_name {
@@ -75,9 +79,6 @@ fn stored(name: &str, info: &Value, start: usize, data: usize, path: &Path) -> R
         Some(&[from, to]) if from <= to => (from, to),
         _ => return Err(wrong("no data_offsets of two ascending numbers".into())),
     };
-    if to > data {
-        return Err(wrong(format!("the file is cut short: {} bytes are missing", to - data)));
-    }
     let size = shape
         .iter()
         .try_fold(bits / 8, |size: usize, &dim| size.checked_mul(dim))
@@ -88,7 +89,8 @@ fn stored(name: &str, info: &Value, start: usize, data: usize, path: &Path) -> R
             to - from
         )));
     }
-    Ok(Stored { dtype, dtype_name: dtype_name.to_owned(), shape, bytes: start + from..start + to })
+    let end = start.checked_add(to).ok_or_else(|| wrong(format!("the offset {to} is impossible")))?;
+    Ok(Stored { dtype, dtype_name: dtype_name.to_owned(), shape, bytes: start + from..end })
 }
 
 /// Tensors must neither overlap nor leave bytes that nobody explains.
