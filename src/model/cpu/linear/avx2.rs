@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::weight::{PANEL_ROWS, ScaleType};
+use super::super::weight::{GROUP, PANEL_ROWS, ScaleType};
 use super::Int8Panel;
 
 /// Products of one panel with `tile.len()` tokens, at most 8, from `token` on.
@@ -21,46 +21,136 @@ pub(super) fn product(panel: &Int8Panel<'_>, token: usize, tile: &mut [[f32; PAN
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn by_tokens<const BITS: u8>(panel: &Int8Panel<'_>, token: usize, tile: &mut [[f32; PANEL_ROWS]]) {
-    let mut done = 0;
-    while done < tile.len() {
-        let out = &mut tile[done..];
-        let at = token + done;
-        // Few tokens: both halves of the panel in one pass, as it streams from memory. More: half by
-        // half, so that sums stay in registers.
-        done += match out.len() {
-            1 => passes::<BITS, 1, 2>(panel, at, out),
-            2 => passes::<BITS, 2, 2>(panel, at, out),
-            3 => passes::<BITS, 3, 1>(panel, at, out),
-            4 => passes::<BITS, 4, 1>(panel, at, out),
-            5 => passes::<BITS, 5, 1>(panel, at, out),
-            6 => passes::<BITS, 6, 1>(panel, at, out),
-            7 => passes::<BITS, 7, 1>(panel, at, out),
-            _ => passes::<BITS, 8, 1>(panel, at, out),
-        };
+    match tile.len() {
+        0 => {}
+        1 => passes::<BITS, 1>(panel, token, tile),
+        2 => passes::<BITS, 2>(panel, token, tile),
+        _ => {
+            half_by_tokens::<BITS>(panel, token, 0, tile);
+            half_by_tokens::<BITS>(panel, token, 1, tile);
+        }
     }
 }
 
+/// One or two tokens: both halves of the panel in one pass, as it streams from memory.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn passes<const BITS: u8, const M: usize, const H: usize>(
+fn passes<const BITS: u8, const M: usize>(
     panel: &Int8Panel<'_>,
     token: usize,
     tile: &mut [[f32; PANEL_ROWS]],
-) -> usize {
-    let mut half = 0;
-    while half < 2 {
-        let sums = pass::<BITS, M, H>(panel, token, half);
-        for (out, sums) in tile.iter_mut().zip(&sums) {
-            for (h, sum) in sums.iter().enumerate() {
-                // SAFETY: `half + h < 2`, so eight of the sixteen places follow.
-                unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(8 * (half + h)), *sum) };
-            }
+) {
+    let sums = pass::<BITS, M, 2>(panel, token, 0);
+    for (out, sums) in tile.iter_mut().zip(&sums) {
+        for (h, sum) in sums.iter().enumerate() {
+            // SAFETY: `h < 2`, so eight of the sixteen places follow.
+            unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(8 * h), *sum) };
         }
-        half += H;
     }
-    M
 }
 
-/// `M` tokens by `H` halves (eight rows each) from half `first` on.
+/// Three and more tokens with eight rows: a group's codes are unpacked into registers once, then every
+/// token passes over them; running sums are in `tile`.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn half_by_tokens<const BITS: u8>(
+    panel: &Int8Panel<'_>,
+    token: usize,
+    half: usize,
+    tile: &mut [[f32; PANEL_ROWS]],
+) {
+    let q = &panel.format;
+    let x = panel.x;
+    let groups = x.groups();
+    let (code_bytes, block_bytes) = (q.code_bytes(), q.block_bytes());
+    let zero = i32::from(q.zero.unwrap_or(0));
+    let offset = _mm256_set1_epi32(if BITS == 4 { -zero } else { 128 - zero });
+    let ones = _mm256_set1_epi16(1);
+    assert!(x.scales.len() >= (token + tile.len()) * groups, "activations of every token");
+    for out in tile.iter_mut() {
+        out[8 * half..8 * half + 8].fill(0.0);
+    }
+    let mut group = 0;
+    for block in panel.bytes.chunks_exact(block_bytes) {
+        let scales = &block[q.spans * code_bytes..];
+        let scale = eight_scales(q.scale, scales, half);
+        let bias = if q.zero.is_none() { eight_scales(q.scale, scales, 2 + half) } else { scale };
+        for span in 0..q.spans {
+            let codes = &block[span * code_bytes..(span + 1) * code_bytes];
+            let w = unpack::<BITS>(codes, half);
+            for (i, out) in tile.iter_mut().enumerate() {
+                let at = (token + i) * groups + group;
+                // SAFETY: `at` is below `tile.len()` tokens' groups from `token` on, as asserted, and
+                // `Int8Panel::new` saw that sums and codes are as many; `half < 2`.
+                unsafe {
+                    let dots = dot::<BITS>(&w, x.codes.as_ptr().add(GROUP * at), ones);
+                    let sum = _mm256_mullo_epi32(_mm256_set1_epi32(*x.sums.get_unchecked(at)), offset);
+                    let dots = if BITS == 4 && q.zero.is_none() { dots } else { _mm256_add_epi32(dots, sum) };
+                    let x_scale = _mm256_set1_ps(*x.scales.get_unchecked(at));
+                    let place = out.as_mut_ptr().add(8 * half);
+                    let scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(dots), x_scale);
+                    let mut sums = _mm256_fmadd_ps(scaled, scale, _mm256_loadu_ps(place));
+                    if q.zero.is_none() {
+                        let x_sum = _mm256_set1_ps(*x.scaled_sums.get_unchecked(at));
+                        sums = _mm256_fmadd_ps(bias, x_sum, sums);
+                    }
+                    _mm256_storeu_ps(place, sums);
+                }
+            }
+            group += 1;
+        }
+    }
+}
+
+/// Codes of eight rows and 32 columns: columns `4c..4c + 4` in the `c`-th, minus 128 for 8 bits.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn unpack<const BITS: u8>(codes: &[u8], half: usize) -> [__m256i; 8] {
+    let mut w = [_mm256_setzero_si256(); 8];
+    let chunks = if BITS == 4 { 4 } else { 8 };
+    for chunk in 0..chunks {
+        // SAFETY: a group's codes are `chunks` · 64 bytes and `half < 2`: 32 bytes follow.
+        let bytes = unsafe { _mm256_loadu_si256(codes.as_ptr().add(64 * chunk + 32 * half).cast()) };
+        if BITS == 4 {
+            let mask = _mm256_set1_epi8(15);
+            w[chunk] = _mm256_and_si256(bytes, mask);
+            w[chunk + 4] = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), mask);
+        } else {
+            w[chunk] = _mm256_xor_si256(bytes, _mm256_set1_epi8(-128));
+        }
+    }
+    w
+}
+
+/// Sums of code products of eight rows with one token's 32 codes.
+///
+/// # Safety
+/// 32 codes are readable at `x`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn dot<const BITS: u8>(w: &[__m256i; 8], x: *const i8, ones: __m256i) -> __m256i {
+    let mut products = [_mm256_setzero_si256(); 8];
+    for c in 0..8 {
+        // SAFETY: the caller vouches for 32 codes.
+        let x = _mm256_set1_epi32(unsafe { x.cast::<i32>().add(c).read_unaligned() });
+        products[c] = if BITS == 4 {
+            _mm256_maddubs_epi16(w[c], x)
+        } else {
+            _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(w[c]), _mm256_sign_epi8(x, w[c])), ones)
+        };
+    }
+    // Integer sums are exact in any order; a tree is the shortest wait.
+    let [a, b, c, d, e, f, g, h] = products;
+    if BITS == 4 {
+        let left = _mm256_add_epi16(_mm256_add_epi16(a, b), _mm256_add_epi16(c, d));
+        let right = _mm256_add_epi16(_mm256_add_epi16(e, f), _mm256_add_epi16(g, h));
+        _mm256_madd_epi16(_mm256_add_epi16(left, right), ones)
+    } else {
+        let left = _mm256_add_epi32(_mm256_add_epi32(a, b), _mm256_add_epi32(c, d));
+        let right = _mm256_add_epi32(_mm256_add_epi32(e, f), _mm256_add_epi32(g, h));
+        _mm256_add_epi32(left, right)
+    }
+}
+
+/// `M` tokens by `H` halves (eight rows each) from half `first` on; sums stay in registers.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn pass<const BITS: u8, const M: usize, const H: usize>(
