@@ -5,6 +5,8 @@
 //! step is memory: all weights are read once a step, whatever the number of rows, so the ratio
 //! says how much of the machine's bandwidth one row's decode uses.
 
+#![allow(clippy::print_stdout, reason = "its figures are its output")]
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -7,6 +7,8 @@
 //! handler, no subscriber and no panic hook, never stops the `System` and never
 //! ends the process. `examples/embed.rs` is a whole host.
 
+#![allow(rustdoc::private_intra_doc_links, reason = "module docs are read in the source as well")]
+
 pub mod actors;
 pub mod cache;
 pub mod config;

@@ -1,10 +1,10 @@
 //! A row's answer does not depend on its neighbours, on how its prompt is cut, on
 //! where it was forked, or on steps that failed: bit for bit on the CPU.
 #![cfg(feature = "cpu")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 #[allow(dead_code, reason = "each test program uses a part")]
 mod checkpoints;
-#[allow(dead_code, reason = "each test program uses a part")]
 mod common;
 
 use std::sync::Arc;

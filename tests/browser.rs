@@ -6,6 +6,9 @@
 //! installed the test says so loudly and passes; with `GREENROOM_REQUIRE_BROWSER` set it fails.
 //! Invariant: whatever happens, the browser, its driver and the server are ended at the end.
 
+#![cfg(feature = "cpu")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
 use std::io::Write;
 use std::process::Command;
 

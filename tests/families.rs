@@ -1,6 +1,6 @@
 //! Checkpoints that do not fit their configuration are refused by tensor and key.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-#[allow(dead_code, reason = "each test program uses a part")]
 mod common;
 
 use greenroom::model::plain::PlainOps;

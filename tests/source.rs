@@ -1,12 +1,15 @@
 //! A model from disk: what is refused, and what the settings change.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-#[allow(dead_code, reason = "each test program uses a part")]
 mod common;
 
 use greenroom::config::{Config, DeviceChoice};
 use greenroom::model::source::FileModel;
+#[cfg(feature = "cpu")]
 use greenroom::model::{Engine, LoadedModel, ModelSource};
-use greenroom::types::{Epoch, LoadError};
+#[cfg(feature = "cpu")]
+use greenroom::types::Epoch;
+use greenroom::types::LoadError;
 
 fn settings(change: impl FnOnce(&mut Config)) -> Config {
     let mut config = Config::default();

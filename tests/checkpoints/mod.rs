@@ -1,6 +1,12 @@
 //! Checkpoints on any backend: opening them, feeding them, comparing their logits.
 //!
 //! Generic over the operators, so that every backend is held to the same figures.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, and prints the figures that it compared"
+)]
 
 pub mod demo;
 

@@ -3,6 +3,7 @@
 //!
 //! Not a general client: one session, no redirects, bodies as text; whatever fails, panics.
 //! Invariant: dropping a value ends what it started and removes the files that it made.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,7 +1,7 @@
 //! Model families: configuration and tensor names of a checkpoint become a
 //! decoder, written once over [`Ops`] for every backend.
 //!
-//! A family is one file. Most are a [`stack::Stack`] of standard blocks and only
+//! A family is one file. Most are a [`stack`] of standard blocks and only
 //! say their shape and names; one that departs from it writes its own forward as
 //! another [`Decoder`]. No file here knows a device or a file format. Values of a
 //! configuration are untrusted: [`hyperparameters`] bounds every one of them.
