@@ -1,10 +1,15 @@
 //! A row's answer does not depend on its neighbours, on how its prompt is cut, on
 //! where it was forked, or on steps that failed: bit for bit on the CPU.
 #![cfg(feature = "cpu")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a failed test is the point"
+)]
 
 #[allow(dead_code, reason = "each test program uses a part")]
 mod checkpoints;
-#[allow(dead_code, reason = "each test program uses a part")]
 mod common;
 
 use std::sync::Arc;

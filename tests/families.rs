@@ -1,6 +1,11 @@
 //! Checkpoints that do not fit their configuration are refused by tensor and key.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a failed test is the point"
+)]
 
-#[allow(dead_code, reason = "each test program uses a part")]
 mod common;
 
 use greenroom::model::plain::PlainOps;

@@ -1,10 +1,15 @@
 //! The demo model's greedy continuations: exact arithmetic gives the exact tokens,
 //! rounded arithmetic the tokens that the exact one is sure of.
 #![cfg(any(feature = "cpu", feature = "mlx"))]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a failed test is the point"
+)]
 
 #[allow(dead_code, reason = "each test program uses a part")]
 mod checkpoints;
-#[allow(dead_code, reason = "each test program uses a part")]
 mod common;
 
 use checkpoints::demo;

@@ -1,10 +1,15 @@
 //! Logits of tiny random checkpoints, one for each family, format and tensor type,
 //! against an independent implementation: within 1e-3 in f32, prompt and decode,
 //! chunked and whole.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a failed test is the point"
+)]
 
 #[allow(dead_code, reason = "each test program uses a part")]
 mod checkpoints;
-#[allow(dead_code, reason = "each test program uses a part")]
 mod common;
 
 use greenroom::model::plain::PlainOps;

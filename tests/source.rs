@@ -1,6 +1,11 @@
 //! A model from disk: what is refused, and what the settings change.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a failed test is the point"
+)]
 
-#[allow(dead_code, reason = "each test program uses a part")]
 mod common;
 
 use greenroom::config::{Config, DeviceChoice};
