@@ -1,7 +1,7 @@
 //! The MLX backend: builds MLX's lazy graph. Metal on a Mac; elsewhere MLX's CPU device,
 //! which is slow but runs, so that the Mac's path is tested.
 //!
-//! A step builds a graph over all rows, [`ops::MlxOps::head`] or the store's commit
+//! A step builds a graph over all rows, `head` or the store's commit
 //! evaluates it. Arrays are born and die on the compute thread; no slice of a cache array
 //! leaves [`kv::MlxKv`], because a living view makes the next append copy the whole array.
 //!
