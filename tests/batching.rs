@@ -1,16 +1,7 @@
 //! A row's answer does not depend on its neighbours, on how its prompt is cut, on
 //! where it was forked, or on steps that failed: bit for bit on the CPU.
 #![cfg(feature = "cpu")]
-<<<<<<< HEAD
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
-=======
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::print_stdout,
-    reason = "a failed test is the point"
-)]
->>>>>>> engine
 
 #[allow(dead_code, reason = "each test program uses a part")]
 mod checkpoints;

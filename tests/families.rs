@@ -1,14 +1,5 @@
 //! Checkpoints that do not fit their configuration are refused by tensor and key.
-<<<<<<< HEAD
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
-=======
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::print_stdout,
-    reason = "a failed test is the point"
-)]
->>>>>>> engine
 
 mod common;
 

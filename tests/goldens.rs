@@ -1,16 +1,7 @@
 //! The demo model's greedy continuations: exact arithmetic gives the exact tokens,
 //! rounded arithmetic the tokens that the exact one is sure of.
 #![cfg(any(feature = "cpu", feature = "mlx"))]
-<<<<<<< HEAD
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
-=======
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::print_stdout,
-    reason = "a failed test is the point"
-)]
->>>>>>> engine
 
 #[allow(dead_code, reason = "each test program uses a part")]
 mod checkpoints;

@@ -1,16 +1,7 @@
 //! Logits of tiny random checkpoints, one for each family, format and tensor type,
 //! against an independent implementation: within 1e-3 in f32, prompt and decode,
 //! chunked and whole.
-<<<<<<< HEAD
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
-=======
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::print_stdout,
-    reason = "a failed test is the point"
-)]
->>>>>>> engine
 
 #[allow(dead_code, reason = "each test program uses a part")]
 mod checkpoints;

@@ -1,14 +1,5 @@
 //! A model from disk: what is refused, and what the settings change.
-<<<<<<< HEAD
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
-=======
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::print_stdout,
-    reason = "a failed test is the point"
-)]
->>>>>>> engine
 
 mod common;
 
