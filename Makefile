@@ -14,8 +14,9 @@ PROJECT ?= $(CURDIR)
 
 # Python packages for tests live in a virtual environment under target/.
 OPENAI := 2.8.0
-SDK_VENV := $(CURDIR)/target/sdk-venv
+SDK_VENV := target/sdk-venv
 SDK_STAMP := $(SDK_VENV)/.openai-$(OPENAI)
+SDK_PYTHON := GREENROOM_SDK_PYTHON="$(CURDIR)/$(SDK_VENV)/bin/python3"
 
 .PHONY: help
 help: ## this list
@@ -23,7 +24,7 @@ help: ## this list
 
 .PHONY: run
 run: build ## set everything up, then serve the demo model with a chat page on http://127.0.0.1:8080
-	@model=$$(native/model.sh | tail -n 1) && exec target/release/greenroom serve "$$model" $(ARGS)
+	@model=$$(native/model.sh) && exec target/release/greenroom serve "$$model" $(ARGS)
 
 .PHONY: build
 build: native ## target/release/greenroom
@@ -61,14 +62,14 @@ FAKE := --no-default-features --features fake --config profile.dev.package.green
 test: test-setup ## all tests but the long ones
 	$(CARGO) test $(FAKE)
 	$(CARGO) check --no-default-features --features cpu --lib --bins --examples
-	GREENROOM_SDK_PYTHON=$(SDK_VENV)/bin/python3 $(CARGO) test
+	$(SDK_PYTHON) $(CARGO) test
 
 .PHONY: test-full
 test-full: test-setup ## the long tests as well
-	GREENROOM_SDK_PYTHON=$(SDK_VENV)/bin/python3 $(CARGO) test --release -- --include-ignored
+	$(SDK_PYTHON) $(CARGO) test --release -- --include-ignored
 
 .PHONY: bench
-bench: build ## decode and prefill speed of the demo model
+bench: build model ## decode and prefill speed of the demo model
 	$(CARGO) bench
 
 .PHONY: lint

@@ -9,9 +9,10 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 if command -v chromedriver >/dev/null 2>&1 && { command -v chromium || command -v google-chrome; } >/dev/null 2>&1; then
   exit 0
 fi
-if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
-  install_packages chromium chromium-driver
-else
+installed() {
+  command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ] && (install_packages chromium chromium-driver)
+}
+if ! installed; then
   say "no Chromium with chromedriver here: the test of the chat page will be skipped" \
     "(on Debian: sudo apt-get install -y chromium chromium-driver)"
 fi
