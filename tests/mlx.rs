@@ -337,6 +337,28 @@ fn a_fork_shares_its_prefix_and_nothing_else() {
 }
 
 #[test]
+fn two_engines_of_a_thread_share_its_stream_and_outlive_each_other() {
+    let mut numbers = Numbers(6);
+    let (mut first, mut first_kv) = mlx(true);
+    let (mut second, mut second_kv) = mlx(true);
+    let width = 8 * 8;
+    let qkv = numbers.floats(5 * width);
+    let id = second_kv.open(None).unwrap();
+    let expected = append(&mut second, &mut second_kv, id, 0, &qkv);
+    drop((second_kv, second));
+    // Another thread takes a stream while the first engine goes on.
+    let other = std::thread::spawn(move || {
+        let (mut ops, mut kv) = mlx(true);
+        let id = kv.open(None).unwrap();
+        append(&mut ops, &mut kv, id, 0, &qkv)
+    });
+    let id = first_kv.open(None).unwrap();
+    let again = Numbers(6).floats(5 * width);
+    assert_eq!(append(&mut first, &mut first_kv, id, 0, &again), expected);
+    assert_eq!(other.join().unwrap(), expected);
+}
+
+#[test]
 fn memory_is_counted_and_bounded() {
     let per_token = 2 * 2 * 8 * 4;
     let start = begin(SHAPE, 3 * 256 * per_token);
@@ -351,6 +373,9 @@ fn memory_is_counted_and_bounded() {
     let refused = kv.reserve(third, 200);
     assert_eq!(refused, Err(EngineError::KvFull { need: 256 * per_token, free: 128 * per_token }));
     assert!(matches!(kv.reserve(first, 5000), Err(EngineError::InvalidPlan { .. })));
+    kv.truncate(first, 0).unwrap();
+    assert_eq!(kv.stats().used_bytes, 256 * per_token, "a shortened row gives its memory back");
+    kv.reserve(first, 300).unwrap();
     kv.close(second);
     kv.reserve(third, 200).unwrap();
     kv.close(first);

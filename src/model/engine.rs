@@ -18,9 +18,10 @@ use crate::types::{EngineError, Epoch, SequenceId, TokenId};
 /// A family's decoder on a backend.
 pub struct DecoderEngine<O: Ops> {
     info: EngineInfo,
-    ops: O,
-    kv: O::Kv,
+    // In this order: a backend goes when nothing of its own is left.
     decoder: Box<dyn Decoder<O>>,
+    kv: O::Kv,
+    ops: O,
     sampler: Sampler,
     /// Tokens that each open sequence has room for.
     rooms: HashMap<SequenceId, u32>,

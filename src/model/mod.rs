@@ -122,7 +122,8 @@ pub struct EngineInfo {
     pub kv_bytes_per_token: u64,
     /// Key-value memory is handed out in blocks of so many tokens.
     pub kv_block_tokens: u32,
-    /// Everything that changes bits: backend, SIMD path, kernel version, activation mode, key-value type.
+    /// Everything that changes bits: backend, kernel version, activation mode, key-value type. Not the
+    /// CPU's instruction set: all paths give the same bits.
     pub numerics_id: String,
     /// The device in words, for people.
     pub device: String,

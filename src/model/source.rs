@@ -32,6 +32,8 @@ struct KvUnits {
     element_bytes: u64,
     /// Tokens of a block.
     block_tokens: u64,
+    /// Bytes of the weights as they lie in the file.
+    weight_bytes: u64,
 }
 
 /// The backends there are, as compiled.
@@ -87,7 +89,7 @@ fn context(config: &Config, facts: &DecoderFacts) -> Result<u32, LoadError> {
 }
 
 /// Key-value bytes: as set, else a quarter of the machine's memory, at most what
-/// all rows can use.
+/// all rows can use and three quarters of what the weights leave.
 fn kv_budget(config: &Config, facts: &DecoderFacts, context: u32, units: KvUnits) -> u64 {
     if let Some(mib) = config.engine.kv_memory_mib {
         return mib.saturating_mul(1024 * 1024);
@@ -96,7 +98,8 @@ fn kv_budget(config: &Config, facts: &DecoderFacts, context: u32, units: KvUnits
         2 * (facts.kv.layers * facts.kv.kv_heads * facts.kv.head_dim) as u64 * units.element_bytes;
     let row_tokens = u64::from(context) + units.block_tokens;
     let all_rows = (config.scheduler.max_rows as u64).saturating_mul(row_tokens).saturating_mul(per_token);
-    memory::machine_bytes().map_or(all_rows, |bytes| all_rows.min(bytes / 4))
+    let left = |bytes: u64| bytes.saturating_sub(units.weight_bytes) / 4 * 3;
+    memory::machine_bytes().map_or(all_rows, |bytes| all_rows.min(bytes / 4).min(left(bytes)))
 }
 
 /// Packs for one backend.
@@ -135,7 +138,7 @@ fn prepare_cpu(files: &ModelFiles, config: &Config) -> Result<Box<dyn PreparedEn
         crate::config::KvType::F16 => 2,
         crate::config::KvType::F32 => 4,
     };
-    let units = KvUnits { element_bytes, block_tokens: 64 };
+    let units = KvUnits { element_bytes, block_tokens: 64, weight_bytes: files.tensors.file_bytes() };
     prepare::<crate::model::cpu::CpuOps>(files, config, config.cpu.clone(), units)
 }
 
@@ -148,7 +151,11 @@ fn prepare_mlx(files: &ModelFiles, config: &Config) -> Result<Box<dyn PreparedEn
     let stored = ["dtype", "torch_dtype"].iter().find_map(|key| files.config.get(key)?.as_str());
     let checkpoint = if stored == Some("bfloat16") { MlxType::BF16 } else { MlxType::F16 };
     let ops = MlxConfig::for_device(device, checkpoint);
-    let units = KvUnits { element_bytes: ops.activations.bytes(), block_tokens: 256 };
+    let units = KvUnits {
+        element_bytes: ops.activations.bytes(),
+        block_tokens: 256,
+        weight_bytes: files.tensors.file_bytes(),
+    };
     prepare::<MlxOps>(files, config, ops, units)
 }
 

@@ -1,7 +1,7 @@
 //! Activations: f32 buffers that go back to their arena when dropped.
 //!
-//! A steady decode step finds every buffer it needs here and allocates none,
-//! which [`Arena::allocations`] lets tests assert. One thread only.
+//! A steady decode step finds every activation it needs here and allocates none
+//! (logits leave the backend and are not among them), which [`Arena::allocations`] lets tests assert. One thread only.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -103,9 +103,10 @@ impl MlxKv {
         let slot = sequence.layers.get_mut(layer.0).ok_or_else(|| EngineError::InvalidPlan {
             message: format!("layer {} of {}", layer.0, shape.layers),
         })?;
-        // Taken out, so that the graph holds the only reference and the write is in place.
-        let (keys, values) = match slot.take() {
-            Some(pair) => pair,
+        // The slot keeps the old arrays until the new ones are there; after that the graph holds
+        // the only reference to them, and the write is in place.
+        let (keys, values) = match slot.as_ref() {
+            Some((keys, values)) => (keys.clone(), values.clone()),
             None => (empty(shape, kind, capacity)?, empty(shape, kind, capacity)?),
         };
         let at = dim(start as usize)?;
@@ -124,6 +125,12 @@ impl MlxKv {
 fn empty(shape: KvShape, kind: MlxType, capacity: u32) -> Result<Array, EngineError> {
     let shape = [1, dim(shape.kv_heads)?, dim(capacity as usize)?, dim(shape.head_dim)?];
     zeros_dtype(&shape, kind.dtype()).map_err(device_error)
+}
+
+/// A copy of the first `capacity` positions.
+fn shortened(array: &Array, capacity: u32) -> Result<Array, EngineError> {
+    let range = 0..dim(capacity as usize)?;
+    array.try_index((.., .., range, ..)).and_then(|part| part.contiguous()).map_err(device_error)
 }
 
 /// The capacity that `tokens` need: 256 times 1, 1.5, 2, 3, 4, 6, 8 and so on, so that a
@@ -206,8 +213,24 @@ impl KvStore for MlxKv {
     }
 
     fn truncate(&mut self, id: SequenceId, tokens: u32) -> Result<(), EngineError> {
-        let sequence = self.get_mut(id)?;
-        sequence.len = sequence.len.min(tokens);
+        let (context, sequence) = (self.context, self.get_mut(id)?);
+        let tokens = sequence.len.min(tokens);
+        let capacity = if tokens == 0 { 0 } else { capacity_for(tokens).min(context.max(tokens)) };
+        if capacity < sequence.capacity {
+            // What is left over goes back: a shorter copy, evaluated so that the long array is freed.
+            for layer in &mut sequence.layers {
+                *layer = match layer.take() {
+                    Some((keys, values)) if capacity > 0 => {
+                        Some((shortened(&keys, capacity)?, shortened(&values, capacity)?))
+                    }
+                    _ => None,
+                };
+            }
+            let arrays = sequence.layers.iter().flatten().flat_map(|(keys, values)| [keys, values]);
+            mlx_rs::transforms::eval(arrays).map_err(device_error)?;
+            sequence.capacity = capacity;
+        }
+        sequence.len = tokens;
         Ok(())
     }
 

@@ -133,7 +133,7 @@ impl Ops for MlxOps {
     }
 
     fn start(config: &MlxConfig, start: &StartOps) -> Result<(Self, MlxKv), EngineError> {
-        let stream = Rc::new(StreamLease::take(config.device)?);
+        let stream = StreamLease::take(config.device)?;
         let kv = MlxKv::new(start, config.activations, Rc::clone(&stream));
         Ok((Self { config: *config, weight_bytes: 0, stream }, kv))
     }

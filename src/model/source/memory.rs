@@ -2,9 +2,21 @@
 
 /// Bytes; `None` where the system does not tell.
 pub(super) fn machine_bytes() -> Option<u64> {
-    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-    let limit = limit.and_then(|text| text.trim().parse::<u64>().ok());
-    physical_bytes().map(|bytes| limit.map_or(bytes, |limit| limit.min(bytes)))
+    physical_bytes().map(|bytes| group_limit().map_or(bytes, |limit| limit.min(bytes)))
+}
+
+/// The smallest limit of this process's control group and those above it: a container's, or
+/// systemd's `MemoryMax`.
+fn group_limit() -> Option<u64> {
+    let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    std::path::Path::new(path)
+        .ancestors()
+        .filter_map(|group| {
+            let file = std::path::Path::new("/sys/fs/cgroup").join(group).join("memory.max");
+            std::fs::read_to_string(file).ok()?.trim().parse().ok()
+        })
+        .min()
 }
 
 #[cfg(not(target_os = "macos"))]

@@ -82,15 +82,13 @@ impl<'a> Int8Panel<'a> {
 
     fn product(&self, path: SimdPath, token: usize, tile: &mut [[f32; PANEL_ROWS]]) {
         match path {
-            SimdPath::Portable => portable::product(self, token, tile),
-            // SAFETY: a path other than Portable is chosen only where the processor supports it.
+            // SAFETY: the processor was asked for exactly the instructions of this path.
             #[cfg(target_arch = "x86_64")]
-            SimdPath::Avx2 => unsafe { avx2::product(self, token, tile) },
+            SimdPath::Avx2 if path.is_supported() => unsafe { avx2::product(self, token, tile) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            SimdPath::Avx512 => unsafe { avx512::product(self, token, tile) },
-            #[cfg(not(target_arch = "x86_64"))]
-            SimdPath::Avx2 | SimdPath::Avx512 => portable::product(self, token, tile),
+            SimdPath::Avx512 if path.is_supported() => unsafe { avx512::product(self, token, tile) },
+            SimdPath::Portable | SimdPath::Avx2 | SimdPath::Avx512 => portable::product(self, token, tile),
         }
     }
 }

@@ -180,17 +180,15 @@ pub trait Kernel {
     fn run<S: Simd>(self, s: S) -> Self::Output;
 }
 
-/// Runs a kernel compiled for `path`, which must be supported here.
+/// Runs a kernel compiled for `path`, or the portable one where this processor lacks its
+/// instructions (the bits are the same).
 #[inline]
 pub fn dispatch<K: Kernel>(path: SimdPath, kernel: K) -> K::Output {
     match path {
-        SimdPath::Portable => kernel.run(Scalar),
-        // SAFETY: a path other than Portable leaves `SimdPath::choose` (or the check in
-        // `CpuOps::with_path`) only when `is_supported` saw AVX2, FMA and F16C.
+        // SAFETY: the processor was asked for AVX2, FMA and F16C; its answer is cached.
         #[cfg(target_arch = "x86_64")]
-        SimdPath::Avx2 | SimdPath::Avx512 => unsafe { avx2::run(kernel) },
-        #[cfg(not(target_arch = "x86_64"))]
-        SimdPath::Avx2 | SimdPath::Avx512 => kernel.run(Scalar),
+        SimdPath::Avx2 | SimdPath::Avx512 if SimdPath::Avx2.is_supported() => unsafe { avx2::run(kernel) },
+        SimdPath::Portable | SimdPath::Avx2 | SimdPath::Avx512 => kernel.run(Scalar),
     }
 }
 

@@ -9,7 +9,9 @@
 
 #![allow(unsafe_code, reason = "raw calls into mlx-c; one safe wrapper a function")]
 
+use std::cell::RefCell;
 use std::ffi::c_void;
+use std::rc::{Rc, Weak};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use mlx_rs::{Array, Device, Dtype, Stream};
@@ -85,18 +87,34 @@ pub fn start_runtime() -> Result<(), EngineError> {
         .map_err(|message| EngineError::Device { message })
 }
 
-/// A stream owned by one thread until it is dropped there.
+thread_local! {
+    /// This thread's stream of each device, shared by all engines on it: a thread has one
+    /// default stream, so a second lease would move the first engine's work onto its own.
+    static HERE: RefCell<[Weak<StreamLease>; 2]> = const { RefCell::new([Weak::new(), Weak::new()]) };
+}
+
+/// A stream owned by one thread until the last user there is gone.
 pub struct StreamLease {
     device: MlxDevice,
     stream: Option<RawStream>,
 }
 
 impl StreamLease {
-    /// Takes a stream from the pool (or makes one) and makes it this thread's default.
+    /// This thread's stream: one that it holds already, one from the pool, or a new one. It
+    /// becomes the thread's default.
     ///
     /// # Errors
     /// `Device` when MLX refuses.
-    pub fn take(device: MlxDevice) -> Result<Self, EngineError> {
+    pub fn take(device: MlxDevice) -> Result<Rc<Self>, EngineError> {
+        if let Some(held) = HERE.with_borrow(|here| here[device.slot()].upgrade()) {
+            return Ok(held);
+        }
+        let lease = Rc::new(Self::from_pool(device)?);
+        HERE.with_borrow_mut(|here| here[device.slot()] = Rc::downgrade(&lease));
+        Ok(lease)
+    }
+
+    fn from_pool(device: MlxDevice) -> Result<Self, EngineError> {
         start_runtime()?;
         Device::set_default(&device.safe());
         let pooled = FREE[device.slot()].lock().unwrap_or_else(PoisonError::into_inner).pop();
