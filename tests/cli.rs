@@ -99,6 +99,39 @@ fn wrong_settings_are_78_and_all_named_but_0_under_launchd() {
 }
 
 #[test]
+fn a_log_level_that_is_none_is_78_and_named() {
+    let home = tempfile::tempdir().unwrap();
+    for args in [&["serve", "--log-level", "inof"][..], &["run", "x.gguf", "hi", "--log-level", "warn,inof"]]
+    {
+        let output = greenroom(home.path(), args);
+        assert_eq!(output.status.code(), Some(78), "{args:?}: {}", stderr(&output));
+        let text = stderr(&output);
+        assert!(text.contains("--log-level") && text.contains("`inof`") && text.contains("info"), "{text}");
+    }
+}
+
+#[test]
+fn flags_out_of_range_are_64_and_named_before_a_model_is_looked_for() {
+    let home = tempfile::tempdir().unwrap();
+    for (flag, value) in [
+        ("--top-p", "7"),
+        ("--top-p", "nan"),
+        ("--top-p", "-0.1"),
+        ("--temperature", "nan"),
+        ("--temperature", "-3"),
+        ("--temperature", "inf"),
+        ("--max-tokens", "0"),
+        ("--max-tokens", "-1"),
+    ] {
+        let output = greenroom(home.path(), &["run", "absent.gguf", "hi", flag, value]);
+        assert_eq!(output.status.code(), Some(64), "{flag} {value}: {}", stderr(&output));
+        assert!(stderr(&output).contains(flag) || flag == "--max-tokens", "{}", stderr(&output));
+    }
+    let args = ["run", "absent.gguf", "hi", "--top-p", "1", "--temperature", "0", "--max-tokens", "1"];
+    assert_eq!(greenroom(home.path(), &args).status.code(), Some(78), "only the model is missing");
+}
+
+#[test]
 fn settings_in_the_home_folder_are_read() {
     let home = tempfile::tempdir().unwrap();
     std::fs::write(home.path().join("greenroom.toml"), "[http]\nnonsense = 1\n").unwrap();
@@ -126,6 +159,10 @@ fn doctor_says_what_is_wrong_and_how_to_mend_it() {
     for name in ["version", "settings", "processor", "memory", "features"] {
         assert!(text.contains(&format!("ok     {name}")), "{name} in {text}");
     }
+    // MLX says its version, so a library that loads and is another shows.
+    let mlx = text.lines().find(|line| line.starts_with("ok     mlx"));
+    assert_eq!(mlx.is_some(), cfg!(feature = "mlx"), "{text}");
+    assert!(mlx.is_none_or(|line| line.contains(|c: char| c.is_ascii_digit())), "{text}");
     std::fs::create_dir(home.path().join("models")).unwrap();
     std::fs::write(home.path().join("models/small.gguf"), "").unwrap();
     assert!(stdout(&run()).contains("small.gguf in "));

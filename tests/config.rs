@@ -8,6 +8,7 @@ use greenroom::config::{
     Activations, CacheConfig, CpuConfig, DeviceChoice, EngineConfig, HttpConfig, LogConfig, LogFormat,
     SamplingConfig, SchedulerConfig, Sources,
 };
+use greenroom::types::SamplingOptions;
 use proptest::prelude::*;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
@@ -168,6 +169,83 @@ fn a_file_that_is_not_toml_is_named_with_its_line() {
     let text =
         Sources::new().file("c.toml", "[http]\nport = 1\nhost = = 2\n").resolve().unwrap_err().to_string();
     assert!(text.contains("c.toml:3:"), "{text}");
+}
+
+#[test]
+fn a_setting_of_sampling_may_be_what_a_request_may_say() {
+    let values = [
+        f32::NAN,
+        f32::NEG_INFINITY,
+        -1.0,
+        -1e-40,
+        0.0,
+        1e-40,
+        0.0099,
+        0.01,
+        0.5,
+        1.0,
+        1.1,
+        100.0,
+        100.1,
+        f32::INFINITY,
+    ];
+    type Set = fn(&mut SamplingConfig, &mut SamplingOptions, f32);
+    let settings: [(&str, Set); 4] = [
+        ("temperature", |c, r, v| (c.temperature, r.temperature) = (Some(v), Some(v))),
+        ("top_p", |c, r, v| (c.top_p, r.top_p) = (Some(v), Some(v))),
+        ("min_p", |c, r, v| (c.min_p, r.min_p) = (Some(v), Some(v))),
+        ("repetition_penalty", |c, r, v| (c.repetition_penalty, r.repetition_penalty) = (Some(v), Some(v))),
+    ];
+    for (name, set) in settings {
+        for value in values {
+            let (mut config, mut request) = (Config::default(), SamplingOptions::default());
+            set(&mut config.sampling, &mut request, value);
+            let found = config.validate().err().unwrap_or_default();
+            let keys: Vec<&str> = found.iter().map(|problem| problem.key.as_str()).collect();
+            let key = format!("sampling.{name}");
+            let expected = if request.check().is_ok() { vec![] } else { vec![key.as_str()] };
+            assert_eq!(keys, expected, "{name} = {value}");
+        }
+    }
+}
+
+#[test]
+fn a_log_level_is_a_known_word_or_a_list_of_directives() {
+    let problems = |level: &str| {
+        let mut config = Config::default();
+        config.log.level = level.into();
+        config.validate().err().unwrap_or_default()
+    };
+    for level in [
+        "off",
+        "error",
+        "warn",
+        "info",
+        "debug",
+        "trace",
+        "INFO",
+        " info ",
+        "greenroom=debug",
+        "warn,greenroom=debug",
+        "greenroom::http=trace, info",
+        "warn,[span{a,b}]=debug",
+    ] {
+        assert!(problems(level).is_empty(), "{level}: {:?}", problems(level));
+    }
+    for (level, word) in [
+        ("inof", "inof"),
+        ("warning", "warning"),
+        ("7", "7"),
+        ("inof,greenroom=debug", "inof"),
+        ("warn,degub", "degub"),
+        ("greenroom", "greenroom"),
+    ] {
+        let found = problems(level);
+        assert_eq!(found.len(), 1, "{level}: {found:?}");
+        assert!(found[0].key == "log.level" && found[0].message.contains(&format!("`{word}`")), "{found:?}");
+        assert!(found[0].message.contains("off, error, warn, info, debug, trace"), "{found:?}");
+    }
+    assert_eq!(problems("").len(), 1);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 #![cfg(feature = "fake")]
 
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Duration;
 
 use greenroom::model::fake::{FakeModel, Fault, Script};
@@ -220,6 +220,15 @@ fn wrong_fields_are_named_with_their_path() {
         (field("presence_penalty", json!(2.5)), "presence_penalty"),
         (field("frequency_penalty", json!(-3)), "frequency_penalty"),
         (field("repetition_penalty", json!(0)), "repetition_penalty"),
+        (field("repetition_penalty", json!(1e-40)), "repetition_penalty"),
+        (field("repetition_penalty", json!(100.1)), "repetition_penalty"),
+        (field("tools", json!([{"type": "function", "function": {"name": ""}}])), "tools[0].function.name"),
+        (
+            field("tools", json!([{"function": {"name": "f", "parameters": 1}}])),
+            "tools[0].function.parameters",
+        ),
+        (field("tools", json!([{"function": 1}])), "tools[0].function"),
+        (field("tools", json!(["f"])), "tools[0]"),
         (field("max_tokens", json!(0)), "max_tokens"),
         (field("max_completion_tokens", json!(-1)), "max_completion_tokens"),
         (field("seed", json!(1.5)), "seed"),
@@ -404,6 +413,78 @@ fn a_failure_of_a_whole_answer_is_a_status() {
     let response = server.chat(&ask("poison"));
     assert_eq!((response.status, response.error().0.as_str()), (500, "generation_failed"));
     assert_eq!(response.header("x-should-retry"), Some("false"));
+}
+
+/// Everything that this process logs, as JSON lines.
+fn logged() -> Arc<Mutex<Vec<u8>>> {
+    #[derive(Clone)]
+    struct Into(Arc<Mutex<Vec<u8>>>);
+    impl std::io::Write for Into {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    static LOG: OnceLock<Arc<Mutex<Vec<u8>>>> = OnceLock::new();
+    let log = LOG.get_or_init(|| {
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let into = Into(Arc::clone(&log));
+        tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || into.clone()).init();
+        log
+    });
+    Arc::clone(log)
+}
+
+#[test]
+fn every_request_has_one_line_in_the_log_under_the_id_of_its_response() {
+    let log = logged();
+    let server = Server::start(Script::new().say("hello", "Hi").fail_rows("poison", EngineError::NotANumber));
+    let lines = |id: &str| {
+        let text = String::from_utf8(log.lock().unwrap().clone()).unwrap();
+        let all = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        // The scheduler's own lines call the id by another name.
+        all.filter(|line| line["request_id"] == id).collect::<Vec<_>>()
+    };
+    for (prompt, stream, status, outcome) in [
+        ("hello", false, 200, Some("stop")),
+        ("hello", true, 200, Some("stop")),
+        ("poison", false, 500, Some("failed")),
+        ("poison", true, 200, Some("failed")),
+        ("", false, 400, None),
+    ] {
+        let messages = if prompt.is_empty() { json!({"messages": []}) } else { ask(prompt) };
+        let response = server.chat(&with(messages, json!({"stream": stream, "seed": 5, "odd": 1})));
+        assert_eq!(response.status, status, "{prompt}");
+        let id = response.header("x-request-id").unwrap();
+        server.wait("its line in the log", |_| !lines(id).is_empty());
+        // Whatever is logged for one request is logged before the next one is answered.
+        assert_eq!(server.get("/livez").status, 200);
+        let found = lines(id);
+        assert_eq!(found.len(), 1, "{prompt}, stream: {stream}: {found:?}");
+        assert_eq!(found[0].get("outcome").and_then(Value::as_str), outcome, "{found:?}");
+        // A client that failed can say which seed and which fields it was.
+        if outcome.is_some() {
+            assert_eq!(response.header("x-greenroom-seed"), Some("5"));
+            assert!(response.header("warning").unwrap().contains("odd"));
+        }
+    }
+}
+
+#[test]
+fn names_of_any_length_are_warned_of() {
+    let server = greeter();
+    for length in [1, 199, 200, 201, 1023, 1024, 1025, 100_000] {
+        let name = "x".repeat(length);
+        let response = server.chat(&with(ask("hello"), json!({name: 1, "last": 2})));
+        assert_eq!(response.status, 200);
+        let warning = response.header("warning").unwrap();
+        assert!(warning.contains("ignored: x") && warning.contains(", last\""), "{warning}");
+        assert!(warning.len() < 1100, "{}", warning.len());
+    }
 }
 
 /// A model whose load waits for the test.

@@ -4,9 +4,13 @@
 #![cfg(feature = "fake")]
 
 use std::net::Shutdown;
+use std::sync::Arc;
 
-use greenroom::model::fake::Script;
+use greenroom::http::Listeners;
+use greenroom::model::fake::{FakeModel, Script};
+use greenroom::model::{LoadedModel, ModelSource};
 use greenroom::observe::Outcome;
+use greenroom::types::LoadError;
 use serde_json::json;
 
 mod harness;
@@ -338,4 +342,135 @@ fn every_response_has_an_id() {
     ids.sort();
     ids.dedup();
     assert_eq!(ids.len(), 4);
+}
+
+#[test]
+fn too_many_values_are_refused_wherever_they_are_and_text_is_not() {
+    let server = server();
+    let zeros = |count: usize| vec!["0"; count].join(",");
+    let call = |count: usize| {
+        let arguments = format!("{{\"a\":[{}]}}", zeros(count));
+        json!({"function": {"name": "f", "arguments": arguments}}).to_string()
+    };
+    let user = r#"{"role": "user", "content": "hello"}"#;
+    let said = |calls: &str| {
+        format!(r#"{{"messages": [{{"role": "assistant", "tool_calls": [{calls}]}}, {user}]}}"#)
+    };
+    let tool = |parameters: &str| format!(r#"{{"function": {{"name": "f", "parameters": {parameters}}}}}"#);
+    let many = zeros(600_000);
+    let post = |body: &str| server.send(server.post("/v1/chat/completions", "application/json", body));
+    for body in [
+        format!("[{many}]"),
+        format!(r#"{{"messages": [{many}]}}"#),
+        format!(r#"{{"messages": [{user}], "what": [{many}]}}"#),
+        format!(r#"{{"messages": [{user}], "metadata": {{"x": [{many}]}}}}"#),
+        format!(r#"{{"messages": [{user}], "chat_template_kwargs": {{"x": [{many}]}}}}"#),
+        format!(r#"{{"messages": [{user}], "tools": [{}]}}"#, tool(&format!(r#"{{"x": [{many}]}}"#))),
+        format!(r#"{{"messages": [{user}], "tools": [{}]}}"#, vec!["[]"; 300_000].join(",")),
+        format!(r#"{{"x": {}"#, "{\"a\":{},".repeat(300_000)),
+    ] {
+        let response = post(&body);
+        let (code, _, message) = response.error();
+        assert_eq!((response.status, code.as_str()), (400, "invalid_json"), "{message}");
+        assert!(message.contains("500000 values"), "{message}");
+    }
+    // Arguments are JSON in a string: they count when they are read, all together.
+    for calls in [call(600_000), [call(300_000), call(300_000)].join(",")] {
+        let response = post(&said(&calls));
+        let (code, param, message) = response.error();
+        assert_eq!((response.status, code.as_str()), (400, "invalid_value"), "{message}");
+        assert!(param.unwrap().ends_with("function.arguments") && message.contains("500000"), "{message}");
+    }
+    let text = ask(&"[{,".repeat(300_000));
+    assert_eq!(server.chat(&text).error().0, "context_length_exceeded");
+    let few = format!(r#"{{"messages": [{user}], "what": [{}]}}"#, zeros(400_000));
+    assert_eq!(post(&few).status, 200);
+}
+
+/// More connections than there are places for large bodies.
+#[test]
+fn large_bodies_that_do_not_come_keep_nobody_else_waiting() {
+    let server = server();
+    let large = server.chat_bytes(&ask(&format!("hello {}", "x".repeat(1_500_000))));
+    let mut slow: Vec<_> = (0..12).map(|_| server.connect()).collect();
+    for connection in &mut slow {
+        connection.write(&large[..1_400_000]);
+    }
+    assert_eq!(server.chat(&ask("hello")).status, 200, "a small one needs no place");
+    for mut connection in slow {
+        connection.write(&large[1_400_000..]);
+        assert_eq!(connection.read_response().error().0, "context_length_exceeded");
+    }
+}
+
+/// A model that cannot be loaded, for a reason that names a file.
+struct Unloadable;
+
+impl ModelSource for Unloadable {
+    fn id(&self) -> &str {
+        "unloadable"
+    }
+
+    fn load(&self) -> Result<LoadedModel, LoadError> {
+        let path = "/home/somebody/secret/model.gguf".into();
+        Err(LoadError::Format { path, message: "there is no tensor in it".into() })
+    }
+}
+
+#[test]
+fn no_response_names_a_file() {
+    let control = FakeModel::new("none", Script::new()).control();
+    let server = Server::serving(Arc::new(Unloadable), control, |_| {});
+    server.wait("the failure", |handles| matches!(handles.health(), greenroom::Health::Failed { .. }));
+    let mut responses: Vec<_> =
+        ["/health", "/readyz", "/livez", "/metrics", "/v1/models", "/v1/models/unloadable", "/v1/models/x"]
+            .iter()
+            .map(|path| server.get(path))
+            .collect();
+    assert_eq!(responses[0].json()["models"][0]["message"], "it could not be loaded; see the server's log");
+    responses.push(server.chat(&ask("hello")));
+    assert_eq!(responses.last().unwrap().error().0, "engine_failed");
+    for response in responses {
+        assert!(!format!("{:?}{}", response.headers, response.text()).contains("secret"), "{response:?}");
+    }
+}
+
+/// The private name under which a socket is bound is a name like any other: somebody may have it.
+#[cfg(unix)]
+#[test]
+fn no_file_of_anybody_is_removed_for_a_socket() {
+    use std::os::unix::net::{UnixListener, UnixStream};
+    let bind = |folder: &std::path::Path| {
+        let mut config = harness::config().http;
+        config.tcp = false;
+        config.unix_socket = Some(folder.join("api.sock"));
+        Listeners::bind(&config)
+    };
+    let id = std::process::id();
+    let names = [format!(".gr{id:x}"), format!(".{id:x}"), format!(".gr{id}"), format!(".{id}")];
+    for name in &names {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        std::fs::write(&path, "precious").unwrap();
+        let bound = bind(folder.path());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious", "{name}");
+        if let Err(error) = bound {
+            assert!(error.to_string().contains(name.as_str()), "{error}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let (target, link) = (folder.path().join("target"), folder.path().join(name));
+        let _held = UnixListener::bind(&target).unwrap();
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        drop(bind(folder.path()));
+        assert!(link.is_symlink() && UnixStream::connect(&target).is_ok(), "{name}");
+    }
+    // What a killed process left behind is in nobody's way.
+    let folder = tempfile::tempdir().unwrap();
+    for name in &names {
+        drop(UnixListener::bind(folder.path().join(name)).unwrap());
+    }
+    let bound = bind(folder.path()).unwrap();
+    assert!(UnixStream::connect(folder.path().join("api.sock")).is_ok());
+    drop(bound);
+    assert!(!folder.path().join("api.sock").exists());
 }

@@ -1,14 +1,16 @@
 //! The clients that people use, against the real binary and the demo model:
 //! the official Python client, and the snippets of the README as they stand.
 //!
-//! Each part that cannot run here says so loudly and passes: without
-//! `GREENROOM_SDK_PYTHON` (the Makefile sets it) or Node, or without the demo model.
+//! A part whose program is not installed says so loudly and passes: without
+//! `GREENROOM_SDK_PYTHON` (the Makefile sets it) or Node. Without the demo model it fails.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 #![cfg(all(feature = "cpu", unix))]
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+
+mod common;
 
 struct Service {
     child: Child,
@@ -23,10 +25,9 @@ impl Drop for Service {
 }
 
 /// The server, once it is ready.
-fn service() -> Option<Service> {
-    let model = std::env::var_os("GREENROOM_DEMO_MODEL").map(PathBuf::from);
+fn service() -> Service {
     let mut command = Command::new(env!("CARGO_BIN_EXE_greenroom"));
-    command.arg("serve").args(model).args(["--port", "0"]);
+    command.arg("serve").arg(common::demo_model()).args(["--port", "0"]);
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut address = String::new();
@@ -35,12 +36,10 @@ fn service() -> Option<Service> {
             address = found.trim().to_owned();
         }
         if line.starts_with("ready") {
-            return Some(Service { child, address });
+            return Service { child, address };
         }
     }
-    assert_eq!(child.wait().unwrap().code(), Some(78), "only a missing model is an excuse");
-    skipped("the demo model is not there (`make model` gets it)");
-    None
+    panic!("the server ended before it was ready: {}", child.wait().unwrap());
 }
 
 fn skipped(reason: &str) {
@@ -74,7 +73,7 @@ fn the_official_python_client_is_served() {
     let Some(python) = std::env::var_os("GREENROOM_SDK_PYTHON") else {
         return skipped("GREENROOM_SDK_PYTHON names no interpreter with the openai package");
     };
-    let Some(service) = service() else { return };
+    let service = service();
     let base = format!("http://{}/v1", service.address);
     let said = run(&python, &[script("openai_client.py").as_os_str(), base.as_ref()]);
     assert!(said.contains("is served"), "{said}");
@@ -88,7 +87,7 @@ fn the_readmes_javascript_runs() {
     if Command::new("node").arg("--version").output().is_err() {
         return skipped("node is not installed");
     }
-    let Some(service) = service() else { return };
+    let service = service();
     let folder = tempfile::tempdir().unwrap();
     let path = snippet(folder.path(), "readme_fetch.mjs", &service.address);
     assert!(!run("node", &[path.as_os_str()]).trim().is_empty());

@@ -1,7 +1,7 @@
 //! Plays the service manager: the real binary with the real demo model,
 //! started, asked, stopped, killed, started again, and started wrongly.
 //!
-//! Where the demo model is not there, the test says so loudly and passes.
+//! Where the demo model is not there, a test that needs it fails and says how to get it.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 #![cfg(all(feature = "cpu", unix))]
 
@@ -9,39 +9,19 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixListener};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+mod common;
 mod wire;
 use wire::{Connection, PATIENCE, ask, with};
 
 /// Exact arithmetic: so small a model knows the capital of France only just.
 const EXACT: [(&str, &str); 2] = [("GREENROOM__CPU__ACTIVATIONS", "f32"), ("GREENROOM__CPU__KV", "f32")];
-
-/// The demo model, or the reason why the test says nothing.
-fn demo_model() -> Option<PathBuf> {
-    let named = std::env::var_os("GREENROOM_DEMO_MODEL").map(PathBuf::from);
-    let home = std::env::var_os("GREENROOM_HOME").map(PathBuf::from).or_else(|| {
-        let below = if cfg!(target_os = "macos") {
-            "Library/Application Support/greenroom"
-        } else {
-            ".local/share/greenroom"
-        };
-        Some(PathBuf::from(std::env::var_os("HOME")?).join(below))
-    });
-    let usual = home.map(|home| home.join("models/SmolLM2-135M-Instruct.Q4_1.gguf"));
-    let found = named.or(usual).filter(|path| path.is_file());
-    if found.is_none() {
-        // Past the harness' capture: a test that did not run must be seen.
-        let _ =
-            writeln!(std::io::stderr(), "\nSKIPPED: the demo model is not there (`make model` gets it)\n");
-    }
-    found
-}
 
 /// The binary under supervision.
 struct Service {
@@ -149,7 +129,7 @@ fn open_stream(address: SocketAddr) -> Connection {
 
 #[test]
 fn it_answers_and_a_stop_ends_streams_properly() {
-    let Some(model) = demo_model() else { return };
+    let model = common::demo_model();
     let home = tempfile::tempdir().unwrap();
     let model = model.to_str().unwrap();
     let mut service = Service::start(
@@ -183,7 +163,7 @@ fn it_answers_and_a_stop_ends_streams_properly() {
 
 #[test]
 fn a_second_signal_ends_it_at_once() {
-    let Some(model) = demo_model() else { return };
+    let model = common::demo_model();
     let home = tempfile::tempdir().unwrap();
     let model = model.to_str().unwrap();
     let mut service =
@@ -198,7 +178,7 @@ fn a_second_signal_ends_it_at_once() {
 
 #[test]
 fn a_signal_while_it_starts_ends_it() {
-    let Some(model) = demo_model() else { return };
+    let model = common::demo_model();
     let home = tempfile::tempdir().unwrap();
     let mut service = Service::start(home.path(), &[model.to_str().unwrap(), "--port", "0"], &[]);
     service.line("address");
@@ -208,7 +188,7 @@ fn a_signal_while_it_starts_ends_it() {
 
 #[test]
 fn killed_it_starts_again_over_its_old_socket() {
-    let Some(model) = demo_model() else { return };
+    let model = common::demo_model();
     let home = tempfile::tempdir().unwrap();
     let socket = home.path().join("run/api.sock");
     let args = [model.to_str().unwrap(), "--unix-socket", socket.to_str().unwrap()];
@@ -239,7 +219,7 @@ fn killed_it_starts_again_over_its_old_socket() {
 
 #[test]
 fn what_is_not_a_socket_is_left_alone() {
-    let Some(model) = demo_model() else { return };
+    let model = common::demo_model();
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("precious");
     std::fs::write(&path, "data").unwrap();
@@ -257,7 +237,7 @@ fn what_is_not_a_socket_is_left_alone() {
 
 #[test]
 fn a_port_that_is_taken_ends_it_with_one_line() {
-    let Some(model) = demo_model() else { return };
+    let model = common::demo_model();
     let home = tempfile::tempdir().unwrap();
     let holder = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = holder.local_addr().unwrap().port().to_string();
@@ -284,7 +264,7 @@ fn a_model_file_that_is_none_ends_it_with_78() {
 
 #[test]
 fn systemd_is_told_when_it_is_ready_and_when_it_stops() {
-    let Some(model) = demo_model() else { return };
+    let model = common::demo_model();
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("notify");
     let socket = UnixDatagram::bind(&path).unwrap();
@@ -312,7 +292,7 @@ fn systemd_is_told_when_it_is_ready_and_when_it_stops() {
 
 #[test]
 fn run_answers_in_the_terminal() {
-    let Some(model) = demo_model() else { return };
+    let model = common::demo_model();
     let home = tempfile::tempdir().unwrap();
     let run = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_greenroom"));

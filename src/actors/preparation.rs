@@ -44,6 +44,8 @@ impl Handler<Prepare> for PreparationExecutor {
 /// Template, ids, limits, sampling, ends. Pure.
 fn prepare(job: &Prepare, defaults: &SamplingConfig) -> Result<PreparedPrompt, PrepareError> {
     let request = &job.request;
+    // The HTTP side has checked its fields; an application that embeds us has not.
+    request.check()?;
     let rendered = job.text.render(request, job.now)?;
     let tokens = job.text.encode(&rendered)?;
     let prompt = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
@@ -162,6 +164,46 @@ mod tests {
         let got = prepare(&job(asked, 100), &SamplingConfig::default()).unwrap();
         assert_eq!(got.max_new_tokens as usize, 100 - got.tokens.len());
         assert!(got.stop.tokens.is_empty());
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused_by_name_wherever_they_come_from() {
+        let wrong = |change: fn(&mut ChatRequest)| {
+            let mut asked = request();
+            change(&mut asked);
+            prepare(&job(asked, 4096), &SamplingConfig::default()).map(drop)
+        };
+        let cases: [(fn(&mut ChatRequest), &str); 16] = [
+            (|r| r.sampling.temperature = Some(f32::NAN), "temperature"),
+            (|r| r.sampling.temperature = Some(-3.0), "temperature"),
+            (|r| r.sampling.temperature = Some(f32::INFINITY), "temperature"),
+            (|r| r.sampling.top_p = Some(7.0), "top_p"),
+            (|r| r.sampling.top_p = Some(f32::NAN), "top_p"),
+            (|r| r.sampling.min_p = Some(-0.1), "min_p"),
+            (|r| r.sampling.repetition_penalty = Some(1e-40), "repetition_penalty"),
+            (|r| r.sampling.repetition_penalty = Some(0.0), "repetition_penalty"),
+            (|r| r.sampling.repetition_penalty = Some(101.0), "repetition_penalty"),
+            (|r| r.sampling.presence_penalty = Some(2.1), "presence_penalty"),
+            (|r| r.sampling.frequency_penalty = Some(f32::NEG_INFINITY), "frequency_penalty"),
+            (|r| r.sampling.penalty_window = Some(0), "penalty_window"),
+            (|r| r.sampling.logit_bias = vec![(TokenId(3), f32::NAN)], "logit_bias.3"),
+            (|r| r.sampling.logit_bias = vec![(TokenId(3), 1.0), (TokenId(4), -101.0)], "logit_bias.4"),
+            (|r| r.max_tokens = Some(0), "max_tokens"),
+            (|r| r.sampling.top_p = Some(-f32::MIN_POSITIVE), "top_p"),
+        ];
+        for (change, name) in cases {
+            let error = wrong(change).unwrap_err();
+            assert!(matches!(&error, PrepareError::Field { field, .. } if field == name), "{error}");
+        }
+        let ends: [fn(&mut ChatRequest); 4] = [
+            |r| r.sampling.temperature = Some(0.0),
+            |r| r.sampling.top_p = Some(1.0),
+            |r| r.sampling.repetition_penalty = Some(0.01),
+            |r| r.max_tokens = Some(1),
+        ];
+        for change in ends {
+            assert_eq!(wrong(change), Ok(()));
+        }
     }
 
     #[test]

@@ -47,6 +47,9 @@ pub(super) fn doctor(build: Build, args: &DoctorArgs) -> Result<Exit, Stop> {
         }
     };
     device(&mut report, build, config.engine.device);
+    // The library is linked: that this runs at all says that it was found.
+    #[cfg(feature = "mlx")]
+    report.fact("mlx", &format!("library version {}", greenroom::model::mlx::version()));
     machine(&mut report, &config);
     models(&mut report);
     port(&mut report, &config);

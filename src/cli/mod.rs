@@ -88,7 +88,7 @@ struct EngineArgs {
     /// Form of the log on stderr
     #[arg(long, value_enum)]
     log_format: Option<LogForm>,
-    /// error, warn, info, debug or trace
+    /// off, error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL")]
     log_level: Option<String>,
 }
@@ -134,10 +134,10 @@ struct RunArgs {
     #[arg(long)]
     system: Option<String>,
     /// 0 takes the best token each time
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f32>,
     /// Smallest set of tokens with this probability
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f32>,
     /// The K best tokens; 0 = all
     #[arg(long, value_name = "K")]

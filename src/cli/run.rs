@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use greenroom::Greenroom;
 use greenroom::model::source::FileModel;
-use greenroom::types::{ChatEvent, ChatMessage, ChatRequest, FinishReason, Role, SamplingOptions, Usage};
+use greenroom::types::{
+    ChatEvent, ChatMessage, ChatRequest, FinishReason, PrepareError, Role, SamplingOptions, Usage,
+};
 use tokio::sync::mpsc;
 
 use super::signals::StopSignals;
@@ -29,6 +31,7 @@ enum Ended {
 pub(super) fn run(args: &RunArgs) -> Result<Exit, Stop> {
     let config = settings::for_run(&args.engine)?;
     log::install(&config.log)?;
+    check(args)?;
     let prompt = prompt(args)?;
     let path = home::model(Some(&args.model))?;
     let model = FileModel::new(&path, &config).map_err(|error| Stop::new(Exit::Config, error.to_string()))?;
@@ -43,6 +46,32 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Stop> {
         let _ = tokio::time::timeout(STOP_LIMIT, greenroom.stop()).await;
         exit
     })
+}
+
+/// Ranges of the flags, before a model is loaded for them.
+fn check(args: &RunArgs) -> Result<(), Stop> {
+    request(args, &[]).check().map_err(|error| {
+        let message = match error {
+            PrepareError::Field { field, message } => format!("--{}: {message}", field.replace('_', "-")),
+            other => other.to_string(),
+        };
+        Stop::new(Exit::Usage, message)
+    })
+}
+
+fn request(args: &RunArgs, history: &[ChatMessage]) -> ChatRequest {
+    ChatRequest {
+        messages: history.to_vec(),
+        sampling: SamplingOptions {
+            temperature: args.temperature,
+            top_p: args.top_p,
+            top_k: args.top_k,
+            seed: args.seed,
+            ..SamplingOptions::default()
+        },
+        max_tokens: args.max_tokens,
+        ..ChatRequest::default()
+    }
 }
 
 /// The prompt from the command line and the pipe; `None` means a chat.
@@ -170,21 +199,9 @@ async fn answer(
     history: &[ChatMessage],
     signals: &mut StopSignals,
 ) -> Result<Ended, Stop> {
-    let request = ChatRequest {
-        messages: history.to_vec(),
-        sampling: SamplingOptions {
-            temperature: args.temperature,
-            top_p: args.top_p,
-            top_k: args.top_k,
-            seed: args.seed,
-            ..SamplingOptions::default()
-        },
-        max_tokens: args.max_tokens,
-        ..ChatRequest::default()
-    };
     let begun = Instant::now();
-    let mut stream =
-        greenroom.chat(request).await.map_err(|refusal| Stop::new(Exit::Failure, refusal.to_string()))?;
+    let accepted = greenroom.chat(request(args, history)).await;
+    let mut stream = accepted.map_err(|refusal| Stop::new(Exit::Failure, refusal.to_string()))?;
     let mut text = String::new();
     loop {
         let event = tokio::select! {

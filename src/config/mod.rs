@@ -209,7 +209,7 @@ pub struct SamplingConfig {
     pub top_p: Option<f32>,
     /// Fraction.
     pub min_p: Option<f32>,
-    /// 1 = off.
+    /// 0.01 to 100; 1 = off.
     pub repetition_penalty: Option<f32>,
     /// Tokens an answer may have where a request sets no limit.
     pub max_tokens: Option<u32>,
@@ -233,7 +233,7 @@ pub enum LogFormat {
 pub struct LogConfig {
     /// `text` or `json`.
     pub format: LogFormat,
-    /// `error`, `warn`, `info`, `debug`, `trace`, or directives of tracing's filter.
+    /// `off`, `error`, `warn`, `info`, `debug`, `trace`, or directives of tracing's filter as `warn,greenroom=debug`.
     pub level: String,
 }
 

@@ -6,6 +6,9 @@ use std::fmt;
 
 use super::Config;
 
+/// Words for how much is logged.
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
 /// A setting with a value that makes no sense.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -59,6 +62,7 @@ impl Config {
         self.check_http(&mut check);
         self.check_compute(&mut check);
         self.check_sampling(&mut check);
+        self.check_log(&mut check);
         if check.0.is_empty() { Ok(()) } else { Err(check.0) }
     }
 
@@ -117,14 +121,20 @@ impl Config {
         check.within_option("sampling.top_p", sampling.top_p, 0.0, 1.0);
         check.within_option("sampling.min_p", sampling.min_p, 0.0, 1.0);
         check.within_option("sampling.max_tokens", sampling.max_tokens, 1, u32::MAX);
-        if let Some(penalty) = sampling.repetition_penalty {
-            check.that(penalty > 0.0 && penalty.is_finite(), "sampling.repetition_penalty", || {
-                format!("{penalty} is not above 0")
-            });
+        check.within_option("sampling.repetition_penalty", sampling.repetition_penalty, 0.01, 100.0);
+    }
+
+    fn check_log(&self, check: &mut Check) {
+        let level = self.log.level.trim();
+        let levels = LEVELS.join(", ");
+        check.that(!level.is_empty(), "log.level", || format!("must not be empty; one of {levels}"));
+        // Directives about spans have commas of their own: those are left to the filter.
+        let parts: Vec<&str> = if level.contains('[') { Vec::new() } else { level.split(',').collect() };
+        let is_level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level));
+        // The filter would take an unknown word for a target, and silence all others.
+        for word in parts.into_iter().map(str::trim).filter(|part| !part.is_empty() && !part.contains('=')) {
+            check.that(is_level(word), "log.level", || format!("`{word}` is not one of {levels}"));
         }
-        check.that(!self.log.level.trim().is_empty(), "log.level", || {
-            "must not be empty; one of error, warn, info, debug, trace".into()
-        });
     }
 }
 

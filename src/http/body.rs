@@ -3,6 +3,9 @@
 //!
 //! A body over the limit is read on, without being kept, for a while: a client
 //! that is cut off while it still sends never sees the answer.
+//!
+//! What a request can take is bounded before anything is parsed: few large
+//! bodies are held at a time, and a body with too many values is refused.
 
 use std::time::Duration;
 
@@ -10,12 +13,20 @@ use actix_web::http::{StatusCode, header};
 use actix_web::{HttpRequest, web};
 use futures_util::StreamExt;
 use serde_json::Value;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::api_error::ApiError;
-use crate::config::HttpConfig;
+use super::state::State;
 
 /// How much of a body over the limit is read and thrown away.
 const DISCARD_BYTES: usize = 128 * 1024 * 1024;
+/// Above this a body needs a place to be read on, bytes.
+const LARGE_BODY: usize = 1024 * 1024;
+/// Places for large bodies.
+pub(super) const LARGE_BODIES: usize = 8;
+/// Most arrays, objects and commas of a body. A parsed value takes many times the
+/// bytes it is written with; strings take no more than theirs, and do not count.
+pub(super) const MAX_STRUCTURE: usize = 500_000;
 
 /// Reads and parses a request's body.
 ///
@@ -25,15 +36,17 @@ const DISCARD_BYTES: usize = 128 * 1024 * 1024;
 ///
 /// # Cancellation
 /// Safe; the connection ends with it.
-pub async fn read_json(
+pub(super) async fn read_json(
     request: &HttpRequest,
     payload: web::Payload,
-    config: &HttpConfig,
+    state: &State,
 ) -> Result<Value, ApiError> {
     check_media_type(request)?;
+    let config = &state.config;
     let limit = Duration::from_secs(config.body_timeout_s);
-    let read = read_bytes(payload, config.max_json_bytes);
-    let bytes = tokio::time::timeout(limit, read).await.map_err(|_| {
+    let read = read_bytes(payload, config.max_json_bytes, &state.large_bodies);
+    // The place is kept until the body is parsed.
+    let (bytes, _place) = tokio::time::timeout(limit, read).await.map_err(|_| {
         let message =
             format!("the body did not arrive within {} s (http.body_timeout_s)", config.body_timeout_s);
         ApiError::invalid(StatusCode::REQUEST_TIMEOUT, "body_timeout", message).closing()
@@ -61,9 +74,16 @@ fn check_media_type(request: &HttpRequest) -> Result<(), ApiError> {
     Err(refuse("content-type: must be application/json".into()).closing())
 }
 
-async fn read_bytes(mut payload: web::Payload, limit: usize) -> Result<Vec<u8>, ApiError> {
+/// The body, and the place that a large one takes. Waiting for a place leaves the rest
+/// of the body with its sender.
+async fn read_bytes(
+    mut payload: web::Payload,
+    limit: usize,
+    places: &Semaphore,
+) -> Result<(Vec<u8>, Option<SemaphorePermit<'_>>), ApiError> {
     let mut bytes = Vec::new();
     let mut total = 0_usize;
+    let mut place = None;
     while let Some(chunk) = payload.next().await {
         let chunk = chunk.map_err(|error| {
             let message = format!("the body could not be read: {error}");
@@ -71,9 +91,13 @@ async fn read_bytes(mut payload: web::Payload, limit: usize) -> Result<Vec<u8>, 
         })?;
         total = total.saturating_add(chunk.len());
         if total <= limit {
+            if total > LARGE_BODY && place.is_none() {
+                // Nobody closes it, so there is always a place to wait for.
+                place = places.acquire().await.ok();
+            }
             bytes.extend_from_slice(&chunk);
         } else {
-            bytes = Vec::new();
+            (bytes, place) = (Vec::new(), None);
             if total > limit.saturating_add(DISCARD_BYTES) {
                 break;
             }
@@ -84,7 +108,7 @@ async fn read_bytes(mut payload: web::Payload, limit: usize) -> Result<Vec<u8>, 
         let status = StatusCode::PAYLOAD_TOO_LARGE;
         return Err(ApiError::invalid(status, "body_too_large", message).closing());
     }
-    Ok(bytes)
+    Ok((bytes, place))
 }
 
 fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
@@ -98,7 +122,31 @@ fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
     if text.trim().is_empty() {
         return Err(invalid("invalid_json", "the body is empty; a JSON object is needed".into()));
     }
+    if structure(bytes) > MAX_STRUCTURE {
+        let message =
+            format!("the body holds more than {MAX_STRUCTURE} values, the limit; send a smaller request");
+        return Err(invalid("invalid_json", message));
+    }
     // serde_json's words end with the line and the column.
     serde_json::from_str(text)
         .map_err(|error| invalid("invalid_json", format!("the body is not valid JSON: {error}")))
 }
+
+/// Arrays, objects and commas outside strings, in a text that is JSON as far as it is
+/// valid: there are at most as many values, and one.
+pub(super) fn structure(json: &[u8]) -> usize {
+    let (mut count, mut in_string, mut escaped) = (0, false, false);
+    for byte in json {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = in_string,
+            b'"' => in_string = !in_string,
+            b'[' | b'{' | b',' if !in_string => count += 1,
+            _ => {}
+        }
+    }
+    count
+}
+
+#[cfg(test)]
+mod tests;

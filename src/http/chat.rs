@@ -4,10 +4,11 @@
 //! admitted, before its prompt is computed. A connection that goes away drops
 //! this handler, or the body, and with it the receiver: that is the cancellation.
 
+use std::borrow::Cow;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use actix_web::http::header::{self, HeaderName};
-use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder, web};
+use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder, ResponseError, web};
 
 use super::api_error::ApiError;
 use super::body::read_json;
@@ -19,12 +20,14 @@ use super::edge::REQUEST_ID;
 use super::sse::{self, ChunkWriter, FINGERPRINT, broken_off, finish_name, usage_body};
 use super::state::State;
 use crate::actors::ChatStream;
-use crate::types::ChatEvent;
+use crate::types::{ChatEvent, Failure};
 
 /// The seed in use: with it, the same request gives the same answer.
 const SEED: HeaderName = HeaderName::from_static("x-greenroom-seed");
 /// Longest text of a `Warning` header, bytes.
 const MAX_WARNING: usize = 1024;
+/// Longest name of a field in it, bytes.
+const MAX_NAME: usize = 200;
 
 /// Answers a chat request.
 pub(super) async fn completions(
@@ -32,7 +35,7 @@ pub(super) async fn completions(
     payload: web::Payload,
     state: web::Data<State>,
 ) -> Result<HttpResponse, ApiError> {
-    let body = read_json(&request, payload, &state.config).await?;
+    let body = read_json(&request, payload, &state).await?;
     let mut call = read_chat(body)?;
     call.request.client = client_id(&request, call.user.as_deref());
     let chat = state.handles.chat(std::mem::take(&mut call.request)).await?;
@@ -46,7 +49,7 @@ pub(super) async fn completions(
     let mut response = HttpResponse::Ok();
     add_headers(&mut response, &call, &chat);
     if !call.stream {
-        return whole(response, chat, writer, log).await;
+        return Ok(whole(response, chat, writer, log).await);
     }
     let heartbeat = Duration::from_secs(state.config.heartbeat_s);
     response
@@ -69,16 +72,24 @@ fn add_headers(response: &mut HttpResponseBuilder, call: &ChatCall, chat: &ChatS
 fn warning(fields: &[String]) -> String {
     let mut names = String::new();
     for field in fields {
+        let field = cut(field);
         if names.len() + field.len() > MAX_WARNING {
             names.push_str(", …");
             break;
         }
         names.push_str(if names.is_empty() { "" } else { ", " });
-        names.push_str(field);
+        names.push_str(&field);
     }
     let plain = |c: char| if (' '..='~').contains(&c) && c != '"' && c != '\\' { c } else { '?' };
     let names: String = names.replace('…', "...").chars().map(plain).collect();
     format!("299 greenroom \"unknown fields ignored: {names}\"")
+}
+
+fn cut(name: &str) -> Cow<'_, str> {
+    match name.char_indices().find(|(at, c)| at + c.len_utf8() > MAX_NAME) {
+        Some((end, _)) => format!("{}…", &name[..end]).into(),
+        None => name.into(),
+    }
 }
 
 async fn whole(
@@ -86,18 +97,18 @@ async fn whole(
     mut chat: ChatStream,
     writer: ChunkWriter,
     mut log: ChatLog,
-) -> Result<HttpResponse, ApiError> {
+) -> HttpResponse {
     let mut content = String::new();
     loop {
         let event = chat.events.recv().await.unwrap_or_else(|| ChatEvent::Failed(broken_off()));
         log.saw(&event);
         match event {
             ChatEvent::Text(text) => content.push_str(&text),
-            ChatEvent::Failed(failure) => return Err(failure.into()),
+            ChatEvent::Failed(failure) => return failed(&mut response, failure),
             ChatEvent::Done { finish, usage, .. } => {
                 let message = AnswerMessage { role: "assistant", content: &content, refusal: None };
                 let choice = Choice { index: 0, message, logprobs: None, finish_reason: finish_name(finish) };
-                return Ok(response.json(Completion {
+                return response.json(Completion {
                     id: &writer.id,
                     object: "chat.completion",
                     created: writer.created,
@@ -105,13 +116,46 @@ async fn whole(
                     choices: [choice],
                     usage: usage_body(usage),
                     system_fingerprint: FINGERPRINT,
-                }));
+                });
             }
         }
     }
 }
 
+/// An accepted request that failed: it keeps its id, by which its log line is found.
+fn failed(accepted: &mut HttpResponseBuilder, failure: Failure) -> HttpResponse {
+    let mut response = ApiError::from(failure).error_response();
+    for (name, value) in accepted.finish().headers() {
+        response.headers_mut().insert(name.clone(), value.clone());
+    }
+    response
+}
+
 /// Seconds since 1970.
 pub(super) fn unix_seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use actix_web::http::header::HeaderValue;
+    use proptest::prelude::*;
+
+    use super::{MAX_NAME, MAX_WARNING, warning};
+
+    proptest! {
+        #[test]
+        fn a_warning_names_the_first_field_and_stays_short(
+            names in prop::collection::vec("\\PC{1,400}|[a-z]{1,3000}", 1..40),
+        ) {
+            let text = warning(&names);
+            prop_assert!(HeaderValue::from_str(&text).is_ok_and(|value| value.to_str().is_ok()), "{text}");
+            prop_assert!(text.len() <= MAX_WARNING + 60, "{}", text.len());
+            let said = text.strip_prefix("299 greenroom \"unknown fields ignored: ").unwrap();
+            let begin: String = names[0].chars().take(MAX_NAME / 4).map(|c| {
+                if (' '..='~').contains(&c) && c != '"' && c != '\\' { c } else { '?' }
+            }).collect();
+            prop_assert!(said.starts_with(&begin) || names[0].contains('…'), "{text}");
+        }
+    }
 }

@@ -7,9 +7,9 @@
 use serde_json::{Map, Value};
 
 use super::api_error::ApiError;
-use super::fields::{Fields, number, wrong_type};
+use super::fields::{Fields, View, number, wrong_type};
 use super::messages::{read_messages, short};
-use crate::types::{ChatRequest, SamplingOptions, TokenId};
+use crate::types::{ChatRequest, Range, SamplingOptions, TokenId};
 
 /// Most stop strings.
 const MAX_STOPS: usize = 16;
@@ -166,7 +166,7 @@ fn read_effort(body: &mut Fields, kwargs: &mut Map<String, Value>) -> Result<(),
 fn read_tools(body: &mut Fields) -> Result<Vec<Value>, ApiError> {
     let tools = body.array("tools")?.unwrap_or_default();
     for (index, tool) in tools.iter().enumerate() {
-        check_tool(&format!("tools[{index}]"), tool)?;
+        check_tool(format!("tools[{index}]"), tool)?;
     }
     match body.value("tool_choice") {
         None => Ok(tools),
@@ -183,39 +183,41 @@ fn read_tools(body: &mut Fields) -> Result<Vec<Value>, ApiError> {
     }
 }
 
-fn check_tool(path: &str, tool: &Value) -> Result<(), ApiError> {
-    let mut fields = Fields::new(path, tool.clone())?;
-    let kind = fields.string("type")?.unwrap_or_else(|| "function".to_owned());
+fn check_tool(path: String, tool: &Value) -> Result<(), ApiError> {
+    let fields = View::new(path, tool)?;
+    let kind = fields.string("type")?.unwrap_or("function");
     if kind != "function" {
-        let message = format!("`{}` is not supported; only function is", short(&kind));
+        let message = format!("`{}` is not supported; only function is", short(kind));
         return Err(ApiError::field(&fields.path("type"), "unsupported_parameter", message));
     }
-    let mut function =
+    let function =
         fields.nested("function")?.ok_or_else(|| fields.missing("function", "an object with a name"))?;
-    if function.required_string("name")?.is_empty() {
+    let name = function.string("name")?.ok_or_else(|| function.missing("name", "a string"))?;
+    if name.is_empty() {
         return Err(ApiError::field(&function.path("name"), "invalid_value", "must not be empty"));
     }
     function.string("description")?;
-    function.object("parameters")?;
-    let hint = "strict schemas are not enforced yet; send false";
-    function.unsupported("strict", hint, |value| *value == Value::Bool(false))
+    function.nested("parameters")?;
+    match function.value("strict") {
+        None | Some(Value::Bool(false)) => Ok(()),
+        Some(_) => {
+            let hint = "strict schemas are not enforced yet; send false";
+            Err(ApiError::field(&function.path("strict"), "unsupported_parameter", hint))
+        }
+    }
 }
 
 fn read_sampling(body: &mut Fields) -> Result<SamplingOptions, ApiError> {
     // -1 is how some clients write "all".
     let top_k = body.integer("top_k", -1, i64::from(u32::MAX))?.map(|k| u32::try_from(k).unwrap_or(0));
-    let repetition_penalty = body.number("repetition_penalty", 0.0, 1.0e6)?;
-    if repetition_penalty == Some(0.0) {
-        return Err(ApiError::field("repetition_penalty", "invalid_value", "must be above 0; 1 is off"));
-    }
     Ok(SamplingOptions {
-        temperature: body.number("temperature", 0.0, 100.0)?,
+        temperature: body.number("temperature", Range::TEMPERATURE)?,
         top_k,
-        top_p: body.number("top_p", 0.0, 1.0)?,
-        min_p: body.number("min_p", 0.0, 1.0)?,
-        repetition_penalty,
-        presence_penalty: body.number("presence_penalty", -2.0, 2.0)?,
-        frequency_penalty: body.number("frequency_penalty", -2.0, 2.0)?,
+        top_p: body.number("top_p", Range::PROBABILITY)?,
+        min_p: body.number("min_p", Range::PROBABILITY)?,
+        repetition_penalty: body.number("repetition_penalty", Range::REPETITION)?,
+        presence_penalty: body.number("presence_penalty", Range::PENALTY)?,
+        frequency_penalty: body.number("frequency_penalty", Range::PENALTY)?,
         penalty_window: body.count("repetition_context_size", 1)?,
         logit_bias: read_biases(body)?,
         seed: read_seed(body)?,
@@ -240,7 +242,7 @@ fn read_biases(body: &mut Fields) -> Result<Vec<(TokenId, f32)>, ApiError> {
         let id = token
             .parse()
             .map_err(|_| ApiError::field(&path, "invalid_value", "the key must be a token id"))?;
-        Ok((TokenId(id), number(&path, value, -100.0, 100.0)?))
+        Ok((TokenId(id), number(&path, value, Range::BIAS)?))
     };
     map.iter().map(read).collect()
 }

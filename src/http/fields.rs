@@ -9,6 +9,7 @@ use std::fmt::Display;
 use serde_json::{Map, Value};
 
 use super::api_error::ApiError;
+use crate::types::Range;
 
 /// An object whose fields are taken out one by one.
 pub struct Fields {
@@ -138,10 +139,10 @@ impl Fields {
     ///
     /// # Errors
     /// `invalid_type`, `invalid_value`.
-    pub fn number(&mut self, name: &str, low: f64, high: f64) -> Result<Option<f32>, ApiError> {
+    pub fn number(&mut self, name: &str, range: Range) -> Result<Option<f32>, ApiError> {
         let path = self.path(name);
         let Some(value) = self.value(name) else { return Ok(None) };
-        number(&path, &value, low, high).map(Some)
+        number(&path, &value, range).map(Some)
     }
 
     /// Refuses a field whose presence asks for something that is not supported.
@@ -164,8 +165,7 @@ impl Fields {
 
     /// The error for a field that must be there.
     pub fn missing(&self, name: &str, what: &str) -> ApiError {
-        let message = format!("is required and must be {what}");
-        ApiError::field(&self.path(name), "missing_required_parameter", message)
+        missing(&self.path(name), what)
     }
 
     /// Paths of the fields that nobody took, nulls left out.
@@ -175,14 +175,65 @@ impl Fields {
     }
 }
 
+/// A borrowed object, for what is checked and handed on as it is.
+pub struct View<'a> {
+    path: String,
+    map: &'a Map<String, Value>,
+}
+
+impl<'a> View<'a> {
+    /// The object at `path`.
+    ///
+    /// # Errors
+    /// `invalid_type` when it is none.
+    pub fn new(path: String, value: &'a Value) -> Result<Self, ApiError> {
+        match value.as_object() {
+            Some(map) => Ok(Self { path, map }),
+            None => Err(wrong_type(&path, "an object", value)),
+        }
+    }
+
+    /// The path of a field of this object.
+    pub fn path(&self, name: &str) -> String {
+        format!("{}.{name}", self.path)
+    }
+
+    /// A field as it is; `None` when absent or null.
+    pub fn value(&self, name: &str) -> Option<&'a Value> {
+        self.map.get(name).filter(|value| !value.is_null())
+    }
+
+    /// A string.
+    ///
+    /// # Errors
+    /// `invalid_type`.
+    pub fn string(&self, name: &str) -> Result<Option<&'a str>, ApiError> {
+        let Some(value) = self.value(name) else { return Ok(None) };
+        value.as_str().map(Some).ok_or_else(|| wrong_type(&self.path(name), "a string", value))
+    }
+
+    /// An object.
+    ///
+    /// # Errors
+    /// `invalid_type`.
+    pub fn nested(&self, name: &str) -> Result<Option<View<'a>>, ApiError> {
+        self.value(name).map(|value| View::new(self.path(name), value)).transpose()
+    }
+
+    /// The error for a field that must be there.
+    pub fn missing(&self, name: &str, what: &str) -> ApiError {
+        missing(&self.path(name), what)
+    }
+}
+
 /// A number within a range.
 ///
 /// # Errors
 /// `invalid_type`, `invalid_value`.
-pub fn number(path: &str, value: &Value, low: f64, high: f64) -> Result<f32, ApiError> {
+pub fn number(path: &str, value: &Value, range: Range) -> Result<f32, ApiError> {
     let number = value.as_f64().ok_or_else(|| wrong_type(path, "a number", value))?;
-    if !(low..=high).contains(&number) {
-        return Err(out_of_range(path, number, low, high));
+    if !(range.low..=range.high).contains(&number) {
+        return Err(out_of_range(path, number, range.low, range.high));
     }
     // Settings of sampling: single precision is what the sampler computes in.
     #[allow(clippy::cast_possible_truncation, reason = "in range, precision is not needed")]
@@ -193,6 +244,10 @@ pub fn number(path: &str, value: &Value, low: f64, high: f64) -> Result<f32, Api
 /// The error for a value of the wrong type.
 pub fn wrong_type(path: &str, want: &str, value: &Value) -> ApiError {
     ApiError::field(path, "invalid_type", format!("must be {want}, not {}", kind(value)))
+}
+
+fn missing(path: &str, what: &str) -> ApiError {
+    ApiError::field(path, "missing_required_parameter", format!("is required and must be {what}"))
 }
 
 fn out_of_range(path: &str, value: impl Display, low: impl Display, high: impl Display) -> ApiError {

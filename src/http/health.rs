@@ -44,7 +44,8 @@ pub(super) async fn health(state: web::Data<State>) -> HttpResponse {
         .into_iter()
         .map(|model| {
             let message = match &model.state {
-                ModelState::Failed { message } => Some(message.clone()),
+                // The reason names files and is for the log.
+                ModelState::Failed { .. } => Some("it could not be loaded; see the server's log"),
                 _ => None,
             };
             json!({"id": model.id, "state": state_name(&model.state), "message": message})

@@ -93,7 +93,7 @@ fn identity(path: &std::path::Path) -> Option<(u64, u64)> {
 /// `Unix`: a live server or another kind of file at the path, or the system's refusal.
 #[cfg(unix)]
 pub fn unix(path: &std::path::Path) -> Result<(std::os::unix::net::UnixListener, SocketFile), ListenError> {
-    use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+    use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
     use std::os::unix::net::UnixListener;
 
     let failed = |message: String| ListenError::Unix { path: path.to_owned(), message };
@@ -105,8 +105,12 @@ pub fn unix(path: &std::path::Path) -> Result<(std::os::unix::net::UnixListener,
     // Bound under a private name and moved into place once its mode is right: nobody
     // can connect in between, whatever the umask.
     let hidden = private_name(path);
-    let _ = std::fs::remove_file(&hidden);
-    let listener = UnixListener::bind(&hidden).map_err(|error| failed(error.to_string()))?;
+    if std::fs::symlink_metadata(&hidden).is_ok_and(|meta| meta.file_type().is_socket()) {
+        // Left behind by a process of the same id that was killed in between.
+        let _ = std::fs::remove_file(&hidden);
+    }
+    let bound = UnixListener::bind(&hidden);
+    let listener = bound.map_err(|error| failed(format!("{}: {error}", hidden.display())))?;
     let placed = std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o600))
         .and_then(|()| std::fs::rename(&hidden, path));
     if let Err(error) = placed {
@@ -119,7 +123,7 @@ pub fn unix(path: &std::path::Path) -> Result<(std::os::unix::net::UnixListener,
 #[cfg(unix)]
 fn private_name(path: &std::path::Path) -> PathBuf {
     // Short, so that a path at the system's limit still works: same folder, a name of its own.
-    let name = format!(".{:x}", std::process::id());
+    let name = format!(".gr{:x}", std::process::id());
     match path.parent() {
         Some(parent) => parent.join(name),
         None => PathBuf::from(name),

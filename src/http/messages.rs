@@ -6,6 +6,7 @@
 use serde_json::{Map, Value};
 
 use super::api_error::ApiError;
+use super::body::{MAX_STRUCTURE, structure};
 use super::fields::{Fields, wrong_type};
 use crate::types::{ChatMessage, Role, ToolCall};
 
@@ -25,8 +26,11 @@ pub fn read_messages(body: &mut Fields, unknown: &mut Vec<String>) -> Result<Vec
         return Err(ApiError::field("messages", "invalid_value", message));
     }
     let mut messages = Vec::with_capacity(items.len());
+    // Arguments are JSON within the JSON: together they get as much as a body.
+    let mut room = MAX_STRUCTURE;
     for (index, item) in items.into_iter().enumerate() {
-        messages.push(read_message(Fields::new(format!("messages[{index}]"), item)?, unknown)?);
+        let fields = Fields::new(format!("messages[{index}]"), item)?;
+        messages.push(read_message(fields, unknown, &mut room)?);
     }
     // An empty answer at the end is what a failed turn leaves behind in a client's history.
     if messages.last().is_some_and(is_empty_answer) {
@@ -45,7 +49,11 @@ fn is_empty_answer(message: &ChatMessage) -> bool {
         && message.reasoning.as_deref().unwrap_or_default().is_empty()
 }
 
-fn read_message(mut fields: Fields, unknown: &mut Vec<String>) -> Result<ChatMessage, ApiError> {
+fn read_message(
+    mut fields: Fields,
+    unknown: &mut Vec<String>,
+    room: &mut usize,
+) -> Result<ChatMessage, ApiError> {
     let role = read_role(&mut fields)?;
     let content = read_content(&mut fields, role, unknown)?;
     let name = fields.string("name")?;
@@ -54,7 +62,7 @@ fn read_message(mut fields: Fields, unknown: &mut Vec<String>) -> Result<ChatMes
     message.name = name;
     match role {
         Role::Assistant => {
-            message.tool_calls = read_tool_calls(&mut fields, unknown)?;
+            message.tool_calls = read_tool_calls(&mut fields, unknown, room)?;
             let thinking = fields.string("reasoning_content")?;
             message.reasoning = fields.string("reasoning")?.or(thinking);
             let hint = "earlier audio answers are not supported; send their text as content";
@@ -132,14 +140,22 @@ fn read_part(path: String, part: Value, role: Role, unknown: &mut Vec<String>) -
     Ok(text)
 }
 
-fn read_tool_calls(fields: &mut Fields, unknown: &mut Vec<String>) -> Result<Vec<ToolCall>, ApiError> {
+fn read_tool_calls(
+    fields: &mut Fields,
+    unknown: &mut Vec<String>,
+    room: &mut usize,
+) -> Result<Vec<ToolCall>, ApiError> {
     let path = fields.path("tool_calls");
     let calls = fields.array("tool_calls")?.unwrap_or_default();
-    let read = |(index, call)| read_tool_call(Fields::new(format!("{path}[{index}]"), call)?, unknown);
+    let read = |(index, call)| read_tool_call(Fields::new(format!("{path}[{index}]"), call)?, unknown, room);
     calls.into_iter().enumerate().map(read).collect()
 }
 
-fn read_tool_call(mut call: Fields, unknown: &mut Vec<String>) -> Result<ToolCall, ApiError> {
+fn read_tool_call(
+    mut call: Fields,
+    unknown: &mut Vec<String>,
+    room: &mut usize,
+) -> Result<ToolCall, ApiError> {
     let id = call.string("id")?;
     if let Some(kind) = call.string("type")?
         && kind != "function"
@@ -155,7 +171,7 @@ fn read_tool_call(mut call: Fields, unknown: &mut Vec<String>) -> Result<ToolCal
     let arguments = match function.value("arguments") {
         None => Map::new(),
         Some(Value::Object(map)) => map,
-        Some(Value::String(text)) => read_arguments(&path, &text)?,
+        Some(Value::String(text)) => read_arguments(&path, &text, room)?,
         Some(other) => return Err(wrong_type(&path, "a string that holds a JSON object", &other)),
     };
     // Streams number their calls; histories often keep the number.
@@ -166,10 +182,14 @@ fn read_tool_call(mut call: Fields, unknown: &mut Vec<String>) -> Result<ToolCal
 }
 
 /// Arguments as models and clients write them: JSON in a string, empty for none.
-fn read_arguments(path: &str, text: &str) -> Result<Map<String, Value>, ApiError> {
+fn read_arguments(path: &str, text: &str, room: &mut usize) -> Result<Map<String, Value>, ApiError> {
     if text.trim().is_empty() {
         return Ok(Map::new());
     }
+    *room = room.checked_sub(structure(text.as_bytes())).ok_or_else(|| {
+        let message = format!("with the arguments before it holds more than {MAX_STRUCTURE} values");
+        ApiError::field(path, "invalid_value", message)
+    })?;
     serde_json::from_str(text).map_err(|error| {
         let message = format!("must hold a JSON object: {error}");
         ApiError::field(path, "invalid_value", message)

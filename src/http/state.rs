@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use tokio::sync::Semaphore;
+
+use super::body::LARGE_BODIES;
 use super::guard::Guard;
 use crate::actors::Handles;
 use crate::config::HttpConfig;
@@ -12,10 +15,17 @@ pub(super) struct State {
     pub(super) handles: Handles,
     pub(super) config: Arc<HttpConfig>,
     pub(super) guard: Arc<Guard>,
+    /// Places for large bodies, of all connections together.
+    pub(super) large_bodies: Arc<Semaphore>,
 }
 
 impl State {
     pub(super) fn new(handles: Handles, config: &HttpConfig) -> Self {
-        Self { handles, config: Arc::new(config.clone()), guard: Arc::new(Guard::new(config)) }
+        Self {
+            handles,
+            config: Arc::new(config.clone()),
+            guard: Arc::new(Guard::new(config)),
+            large_bodies: Arc::new(Semaphore::new(LARGE_BODIES)),
+        }
     }
 }

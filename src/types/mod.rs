@@ -16,5 +16,5 @@ pub use error::{EngineError, LoadError, PrepareError, Refusal};
 pub use event::{ChatEvent, Failure, FailureReason, FinishReason, Timings, Usage};
 pub use ids::{Epoch, RequestId, SequenceId, TokenId};
 pub use request::{ChatMessage, ChatRequest, ClientId, PreparedPrompt, Role, StopRules, ToolCall};
-pub use sampling::{SamplingOptions, SamplingParams};
+pub use sampling::{Range, SamplingOptions, SamplingParams};
 pub use ticket::{LiveCount, Ticket, TicketOffice};

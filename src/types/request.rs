@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use super::error::PrepareError;
 use super::ids::TokenId;
 use super::sampling::{SamplingOptions, SamplingParams};
 
@@ -94,12 +95,27 @@ pub struct ChatRequest {
     pub sampling: SamplingOptions,
     /// Stop strings: not empty, matched on the answer's text.
     pub stop: Vec<String>,
-    /// Most tokens to produce; `None` = until the model ends or the context is full.
+    /// Most tokens to produce, at least 1; `None` = until the model ends or the context is full.
     pub max_tokens: Option<u32>,
     /// Go on past end-of-sequence tokens (for measurements).
     pub ignore_eos: bool,
     /// For fairness and logs.
     pub client: ClientId,
+}
+
+impl ChatRequest {
+    /// Checks what can be checked without a model: the ranges of numbers.
+    ///
+    /// # Errors
+    /// `Field`: the first value that is out of its range.
+    pub fn check(&self) -> Result<(), PrepareError> {
+        self.sampling.check()?;
+        if self.max_tokens == Some(0) {
+            let message = "0 is not at least 1".to_owned();
+            return Err(PrepareError::Field { field: "max_tokens".to_owned(), message });
+        }
+        Ok(())
+    }
 }
 
 /// What ends a row besides its length.

@@ -1,6 +1,42 @@
 //! Sampling: what a request may ask for, and the resolved parameters of a row.
 
+use std::fmt;
+
+use super::error::PrepareError;
 use super::ids::TokenId;
+
+/// What a sampling value may be, both ends included. One place for every way into the process.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Range {
+    /// Lowest.
+    pub low: f64,
+    /// Highest.
+    pub high: f64,
+}
+
+impl Range {
+    /// Of [`SamplingOptions::temperature`].
+    pub const TEMPERATURE: Self = Self { low: 0.0, high: 100.0 };
+    /// Of [`SamplingOptions::top_p`] and [`SamplingOptions::min_p`].
+    pub const PROBABILITY: Self = Self { low: 0.0, high: 1.0 };
+    /// Of [`SamplingOptions::repetition_penalty`]: logits must stay finite when divided by it.
+    pub const REPETITION: Self = Self { low: 0.01, high: 100.0 };
+    /// Of [`SamplingOptions::presence_penalty`] and [`SamplingOptions::frequency_penalty`].
+    pub const PENALTY: Self = Self { low: -2.0, high: 2.0 };
+    /// Of a token's bias.
+    pub const BIAS: Self = Self { low: -100.0, high: 100.0 };
+
+    /// Whether a value lies within; NaN does not. Ends are compared in the value's own precision.
+    pub fn holds(self, value: f32) -> bool {
+        value >= self.low as f32 && value <= self.high as f32
+    }
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} to {}", self.low, self.high)
+    }
+}
 
 /// Sampling as asked for: `None` means unset, zero is a value.
 ///
@@ -8,26 +44,60 @@ use super::ids::TokenId;
 /// `generation_config` into [`SamplingParams`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SamplingOptions {
-    /// Softmax temperature, `0.0..=100.0`; 0 = best token.
+    /// Softmax temperature, [`Range::TEMPERATURE`]; 0 = best token.
     pub temperature: Option<f32>,
     /// Keep the `k` most probable tokens; 0 = all.
     pub top_k: Option<u32>,
-    /// Keep the smallest set whose probability reaches this, `0.0..=1.0`; 0 = best token.
+    /// Keep the smallest set whose probability reaches this, [`Range::PROBABILITY`]; 0 = best token.
     pub top_p: Option<f32>,
-    /// Drop tokens below this fraction of the best token's probability, `0.0..=1.0`.
+    /// Drop tokens below this fraction of the best token's probability, [`Range::PROBABILITY`].
     pub min_p: Option<f32>,
-    /// Divides (multiplies) positive (negative) logits of tokens already produced; > 0.
+    /// Divides (multiplies) positive (negative) logits of tokens already produced, [`Range::REPETITION`].
     pub repetition_penalty: Option<f32>,
-    /// Subtracted once from logits of tokens already produced, `-2.0..=2.0`.
+    /// Subtracted once from logits of tokens already produced, [`Range::PENALTY`].
     pub presence_penalty: Option<f32>,
-    /// Subtracted per occurrence from logits of tokens already produced, `-2.0..=2.0`.
+    /// Subtracted per occurrence from logits of tokens already produced, [`Range::PENALTY`].
     pub frequency_penalty: Option<f32>,
-    /// How many of the last output tokens the penalties look at; `None` = all.
+    /// How many of the last output tokens the penalties look at, at least 1; `None` = all.
     pub penalty_window: Option<u32>,
-    /// Added to logits, each `-100.0..=100.0`.
+    /// Added to logits, each [`Range::BIAS`].
     pub logit_bias: Vec<(TokenId, f32)>,
     /// Replays a sampled answer.
     pub seed: Option<u64>,
+}
+
+impl SamplingOptions {
+    /// Checks every range.
+    ///
+    /// # Errors
+    /// `Field`: the first value that is out of its range.
+    pub fn check(&self) -> Result<(), PrepareError> {
+        let single = [
+            ("temperature", self.temperature, Range::TEMPERATURE),
+            ("top_p", self.top_p, Range::PROBABILITY),
+            ("min_p", self.min_p, Range::PROBABILITY),
+            ("repetition_penalty", self.repetition_penalty, Range::REPETITION),
+            ("presence_penalty", self.presence_penalty, Range::PENALTY),
+            ("frequency_penalty", self.frequency_penalty, Range::PENALTY),
+        ];
+        let wrong = |field: String, value: f32, range: Range| PrepareError::Field {
+            field,
+            message: format!("{value} is not within {range}"),
+        };
+        for (name, value, range) in single {
+            if let Some(value) = value.filter(|value| !range.holds(*value)) {
+                return Err(wrong(name.to_owned(), value, range));
+            }
+        }
+        if let Some((token, bias)) = self.logit_bias.iter().find(|(_, bias)| !Range::BIAS.holds(*bias)) {
+            return Err(wrong(format!("logit_bias.{token}"), *bias, Range::BIAS));
+        }
+        if self.penalty_window == Some(0) {
+            let message = "0 is not at least 1".to_owned();
+            return Err(PrepareError::Field { field: "penalty_window".to_owned(), message });
+        }
+        Ok(())
+    }
 }
 
 /// Fully resolved sampling of one row. Ranges are those of [`SamplingOptions`].

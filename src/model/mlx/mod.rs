@@ -15,7 +15,7 @@ pub mod weight;
 use mlx_rs::Dtype;
 use mlx_rs::error::Exception;
 
-pub use native::MlxDevice;
+pub use native::{MlxDevice, version};
 pub use ops::MlxOps;
 
 use crate::types::EngineError;
