@@ -334,3 +334,35 @@ fn run_answers_in_the_terminal() {
     assert_eq!(output.status.code(), Some(0));
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
 }
+
+#[test]
+fn a_log_that_nobody_reads_stops_nothing() {
+    let model = common::demo_model();
+    let home = tempfile::tempdir().unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_greenroom"))
+        .args(["serve", model.to_str().unwrap(), "--port", "0", "--log-level", "trace"])
+        .env("GREENROOM_HOME", home.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut unread = child.stderr.take().unwrap();
+    let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let address =
+        said.find_map(|line| line.split_once("http://").map(|(_, found)| found.to_owned())).unwrap();
+    assert!(said.any(|line| line.starts_with("ready")));
+    let mut connection = Connection::tcp(address.trim().parse().unwrap());
+    for _ in 0..200 {
+        connection.write(format!("GET /v1/models HTTP/1.1\r\nHost: {address}\r\n\r\n"));
+        assert_eq!(connection.read_response().status, 200);
+    }
+    connection.write(chat(&address, &with(ask("Hello"), json!({"max_tokens": 16}))));
+    assert_eq!(connection.read_response().status, 200);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let mut log = Vec::new();
+    unread.read_to_end(&mut log).unwrap();
+    // What a pipe holds: it was full, and more would have been written.
+    assert!(log.len() >= 64 * 1024, "only {} bytes were logged", log.len());
+}

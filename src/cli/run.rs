@@ -30,7 +30,7 @@ enum Ended {
 /// Answers, or chats.
 pub(super) fn run(args: &RunArgs) -> Result<Exit, Stop> {
     let config = settings::for_run(&args.engine)?;
-    log::install(&config.log)?;
+    let _written_at_the_end = log::install(&config.log)?;
     check(args)?;
     let prompt = prompt(args)?;
     let path = home::model(Some(&args.model))?;

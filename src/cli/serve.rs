@@ -34,7 +34,7 @@ enum Cause {
 /// Runs until somebody asks it to stop.
 pub(super) fn serve(args: &ServeArgs) -> Result<Exit, Stop> {
     let config = settings::for_serve(args)?;
-    log::install(&config.log)?;
+    let _written_at_the_end = log::install(&config.log)?;
     tracing::debug!(?config, "settings");
     let path = home::model(args.model.as_deref())?;
     let model = FileModel::new(&path, &config).map_err(|error| Stop::new(Exit::Config, error.to_string()))?;

@@ -137,16 +137,17 @@ fn finish(response: &mut ServiceResponse<BoxBody>, begun: Instant) {
     let id = response.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default();
     let ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
     let request = response.request();
-    tracing::info!(
-        target: fields::REQUEST,
-        request_id = id,
-        method = %request.method(),
-        path = request.path(),
-        status = status.as_u16(),
-        total_ms = ms,
-        "http"
-    );
+    let (method, path, status) = (request.method(), request.path(), status.as_u16());
+    // Probes come every few seconds for months.
+    if PROBES.iter().any(|probe| path.ends_with(probe)) {
+        tracing::debug!(target: fields::REQUEST, request_id = id, %method, path, status, total_ms = ms, "http");
+    } else {
+        tracing::info!(target: fields::REQUEST, request_id = id, %method, path, status, total_ms = ms, "http");
+    }
 }
+
+/// Routes that machines ask.
+const PROBES: [&str; 4] = ["/livez", "/readyz", "/health", "/metrics"];
 
 fn fresh_id() -> RequestId {
     let mut bytes = [0; 16];
