@@ -234,3 +234,21 @@ fn the_age_of_the_last_step_is_known_without_asking_an_actor() {
         stop(greenroom).await;
     });
 }
+
+#[test]
+fn the_context_is_what_memory_has_room_for_and_a_longer_prompt_disturbs_nobody() {
+    run(async {
+        let script = Script::new().say("hello", "a short answer").memory(8, 16).gated();
+        let (greenroom, control) = start(script, |_| {}).await;
+        assert_eq!(greenroom.handles().models()[0].context, Some(128), "eight blocks of sixteen");
+        let other = greenroom.chat(ask("hello")).await.unwrap();
+        let refused = greenroom.chat(ask(&"long ".repeat(40))).await.unwrap_err();
+        assert!(
+            matches!(refused, Refusal::Prepare(PrepareError::ContextExceeded { limit: 128, .. })),
+            "{refused:?}"
+        );
+        control.open();
+        assert_eq!(read(other).await.0, "a short answer");
+        stop(greenroom).await;
+    });
+}

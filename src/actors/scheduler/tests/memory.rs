@@ -1,8 +1,8 @@
 //! Reuse of finished rows, admission by memory, eviction, rows that are set back.
 
 use super::bench::{Ask, Bench, alone};
-use crate::model::fake::Script;
-use crate::types::{ChatEvent, FailureReason, FinishReason};
+use crate::model::fake::{FakeModel, Script};
+use crate::types::{ChatEvent, FailureReason, FinishReason, PrepareError, Refusal};
 
 #[test]
 fn a_longer_prompt_reuses_what_a_finished_row_computed() {
@@ -117,10 +117,34 @@ fn a_row_that_is_alone_and_too_big_ends_with_what_it_has() {
 }
 
 #[test]
-fn a_prompt_beyond_all_memory_fails_with_a_sentence() {
-    let mut bench = Bench::new(Script::new().memory(4, 16), |_| {});
+fn a_prompt_beyond_all_memory_is_refused_at_once_and_costs_nobody_anything() {
+    let mut bench = Bench::new(Script::new().memory(12, 16), |_| {});
+    let kept = Ask::new(&"worth keeping ".repeat(3), 5);
+    bench.submit(&kept);
+    bench.finish();
+    let running = Ask::new("small", 30);
+    let other = bench.submit(&running);
+    bench.step();
+    let refused = bench.try_submit(&Ask::new(&"p".repeat(192), 10)).unwrap_err();
+    assert_eq!(refused, Refusal::Prepare(PrepareError::ContextExceeded { prompt: 192, limit: 192 }));
+    let fits = bench.submit(&Ask::new(&"q".repeat(191), 1));
+    bench.step();
+    assert_eq!(bench.core.index.borrow().statistics().entries, 1, "what is kept stays kept");
+    bench.finish();
+    assert_eq!(bench.clients[other].text, alone(&running).0);
+    assert!(bench.clients[fits].done().is_some());
+    bench.check_empty();
+}
+
+/// While there is no engine nobody knows how much memory the next one has.
+#[test]
+fn a_prompt_beyond_all_memory_of_a_new_engine_fails_with_a_sentence() {
+    let mut bench = Bench::new(Script::new(), |_| {});
+    bench.core.lose_engine();
     bench.submit(&Ask::new(&"p".repeat(100), 10));
     let fits = bench.submit(&Ask::new("small", 10));
+    let smaller = FakeModel::new("fake", Script::new().memory(4, 16));
+    bench.core.attach(smaller.engine(bench.core.epoch), smaller.text());
     bench.finish();
     let ChatEvent::Failed(failure) = &bench.clients[0].ends[0] else { panic!("it cannot be computed") };
     assert_eq!(failure.reason, FailureReason::OutOfMemory);
