@@ -68,6 +68,67 @@ fn kept_rows_make_room_for_live_ones() {
     bench.check_empty();
 }
 
+/// A finished row's blocks are room for a new one or part of it, not both.
+#[test]
+fn a_row_that_must_wait_keeps_the_prefix_that_it_waits_for() {
+    let mut bench = Bench::new(Script::new().say("kept", "yes").memory(12, 16), |_| {});
+    let kept = format!("kept {}", "k".repeat(80));
+    bench.submit(&Ask::new(&kept, 10));
+    bench.finish();
+    bench.submit(&Ask::new("small", 30));
+    bench.step();
+    assert_eq!(bench.core.running.len(), 1, "three blocks");
+    let next = Ask::new(&format!("{kept}{}", "n".repeat(65)), 10);
+    let client = bench.submit(&next);
+    bench.step();
+    assert_eq!(bench.core.waiting.len(), 1, "ten blocks do not go beside three");
+    assert_eq!(bench.core.index.borrow().statistics().entries, 1);
+    bench.finish();
+    assert_eq!(bench.clients[client].done().unwrap().1.cached_tokens as usize, kept.len());
+    assert_eq!(bench.clients[client].text, "yes");
+    bench.check_empty();
+}
+
+/// Finished rows that share their beginning look like more room than they are.
+#[test]
+fn a_prefix_outlives_the_rows_that_were_given_up_in_vain() {
+    let mut bench = Bench::new(Script::new().memory(14, 16), |_| {});
+    let common = "c".repeat(80);
+    for tail in ["one", "two"] {
+        bench.submit(&Ask::new(&format!("{common}{tail}"), 5));
+        bench.finish();
+    }
+    assert_eq!(bench.core.index.borrow().statistics().entries, 2);
+    bench.submit(&Ask::new("small", 30));
+    bench.step();
+    let next = Ask::new(&format!("{common}{}", "n".repeat(105)), 5);
+    let client = bench.submit(&next);
+    bench.step();
+    assert_eq!(bench.core.waiting.len(), 1, "twelve blocks do not go beside three");
+    bench.finish();
+    assert_eq!(bench.clients[client].done().unwrap().1.cached_tokens, 80);
+    assert_eq!(bench.clients[client].text, alone(&next).0);
+    bench.check_empty();
+}
+
+/// Who may produce much gets its memory block by block, and must not meet a newcomer there.
+#[test]
+fn a_block_stays_free_for_every_row_that_may_grow() {
+    for (max_new, running) in [(600, 1), (30, 2)] {
+        let script = Script::new().repeat("loop", "abc").memory(24, 16);
+        let mut bench = Bench::new(script, |config| config.cache.enabled = false);
+        bench.submit(&Ask::new(&"loop ".repeat(8), max_new));
+        bench.step();
+        let set_aside = bench.gauges.kv_used_bytes.get() / (16 * 64);
+        let rest = usize::try_from(24 - set_aside).unwrap() * 16;
+        bench.submit(&Ask::new(&"p".repeat(rest - 10), 10));
+        bench.step();
+        assert_eq!(bench.core.running.len(), running, "all free blocks are asked for");
+        bench.finish();
+        bench.check_empty();
+    }
+}
+
 #[test]
 fn rows_wait_for_memory_in_order_of_arrival() {
     let mut bench = Bench::new(Script::new().memory(12, 16), |config| config.cache.enabled = false);
