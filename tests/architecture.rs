@@ -199,7 +199,9 @@ fn messages_without_a_row(table: &str, messages: &Source) -> Vec<String> {
     let mut is_message = false;
     for (number, line) in messages.product_lines() {
         is_message |= line.contains("derive(") && line.contains("Message");
-        let Some(rest) = line.trim_start().strip_prefix("pub struct ") else { continue };
+        let line = line.trim_start();
+        let declared = ["pub struct ", "pub(crate) struct "].iter().find_map(|form| line.strip_prefix(form));
+        let Some(rest) = declared else { continue };
         let name = rest.split(|c: char| !c.is_alphanumeric()).next().unwrap_or("");
         if std::mem::take(&mut is_message)
             && !table.contains(&format!("`{name}`"))
@@ -277,4 +279,6 @@ fn the_rules_catch_what_breaks_them() {
     let messages = Source::sample("actors/messages.rs", "#[derive(Message)]\npub struct Foo {\n");
     assert_eq!(messages_without_a_row("", &messages).len(), 1);
     assert!(messages_without_a_row("`Foo`", &messages).is_empty());
+    let internal = Source::sample("actors/messages.rs", "#[derive(Message)]\npub(crate) struct Bar;\n");
+    assert_eq!(messages_without_a_row("`Foo`", &internal).len(), 1);
 }

@@ -3,7 +3,8 @@
 //! A request passes in four stages: ticket (taken or refused at once), preparation,
 //! admission to its model's queue, reply. Then the gateway is out of its path. A
 //! requester that goes away before the reply ends its request where it is: in
-//! preparation the job is skipped, after admission the scheduler sees a closed receiver.
+//! preparation the job is skipped when its turn comes, and holds its ticket until then;
+//! after admission the scheduler sees a closed receiver.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use actix::dev::{MessageResponse, OneshotSender};
 use actix::prelude::*;
 
 use crate::actors::messages::{
-    Admit, ChatStream, Drain, Drained, EngineCondition, EngineState, Halt, OpenChat, Prepare,
+    Admit, ChatStream, Drain, Drained, EngineCondition, EngineState, Halt, OpenChat, Prepare, Prepared,
 };
 use crate::actors::preparation::PreparationExecutor;
 use crate::actors::scheduler::BatchScheduler;
@@ -20,7 +21,7 @@ use crate::actors::status::{Board, ModelState};
 use crate::actors::stream::{EVENT_SLOTS, channel};
 use crate::model::text::TextModel;
 use crate::observe::{Gauges, Outcome};
-use crate::types::{ChatRequest, Clock, Epoch, LiveCount, Refusal, RequestId, Ticket, TicketOffice};
+use crate::types::{ChatRequest, Clock, Epoch, LiveCount, Refusal, RequestId, TicketOffice};
 
 /// What a client is told to wait for a model that is being loaded.
 const LOADING_RETRY: Duration = Duration::from_secs(2);
@@ -62,7 +63,7 @@ pub(crate) struct Gateway {
 
 /// An accepted request on its way to its model.
 struct Opening {
-    ticket: Ticket,
+    id: RequestId,
     prepare: Prepare,
     model: String,
     preparation: Addr<PreparationExecutor>,
@@ -87,8 +88,8 @@ impl Gateway {
             .ok_or_else(|| Refusal::Busy { retry_after: self.retry_after() })?;
         let context = self.context_limit.map_or(served.context, |limit| limit.min(served.context));
         Ok(Opening {
-            ticket,
-            prepare: Prepare { request, text, context, seed, now: self.clock.wall() },
+            id,
+            prepare: Prepare { ticket, request, text, context, seed, now: self.clock.wall() },
             model: served.id.clone(),
             preparation: self.preparation.clone(),
             scheduler: served.scheduler.clone(),
@@ -182,17 +183,17 @@ impl Opening {
             prepared = self.preparation.send(self.prepare) => prepared,
         };
         let admitted = async {
-            let prompt = prepared.map_err(gone)??;
+            let Prepared { ticket, prompt } = prepared.map_err(gone)??;
             let (events, receiver) = channel(EVENT_SLOTS);
             let stream = ChatStream {
-                id: self.ticket.id,
+                id: self.id,
                 model: self.model,
                 created,
                 prompt_tokens: u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX),
                 seed: prompt.sampling.seed,
                 events: receiver,
             };
-            self.scheduler.send(Admit { ticket: self.ticket, prompt, events }).await.map_err(gone)??;
+            self.scheduler.send(Admit { ticket, prompt, events }).await.map_err(gone)??;
             Ok(stream)
         };
         admitted.await.inspect_err(|_| self.gauges.ended(Outcome::Refused))
@@ -263,5 +264,69 @@ impl Handler<Halt> for Gateway {
 
     fn handle(&mut self, _: Halt, ctx: &mut Self::Context) {
         ctx.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, mpsc};
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::config::SamplingConfig;
+    use crate::types::{ChatMessage, Role, SystemClock};
+
+    /// A pool whose one thread begins when the test says so.
+    fn preparation() -> (Addr<PreparationExecutor>, mpsc::Sender<()>) {
+        let (begin, wait) = mpsc::channel();
+        let wait = Arc::new(Mutex::new(wait));
+        let (alive, _) = tokio::sync::mpsc::channel(1);
+        let pool = SyncArbiter::start(1, move || {
+            let _opened = wait.lock().unwrap().recv();
+            PreparationExecutor { defaults: Arc::new(SamplingConfig::default()), _alive: alive.clone() }
+        });
+        (pool, begin)
+    }
+
+    fn gateway(preparation: Addr<PreparationExecutor>) -> Gateway {
+        let mut served = Served::new("fake".into(), Context::<BatchScheduler>::new().address());
+        served.state = ModelState::Ready;
+        served.text = Some(Arc::new(TextModel::scripted()));
+        served.context = 4096;
+        let (live, clock) = (LiveCount::default(), SystemClock::new());
+        Gateway {
+            models: vec![served],
+            preparation,
+            tickets: TicketOffice::new(1, live.clone()),
+            live,
+            max_rows: 1,
+            context_limit: None,
+            board: Arc::new(Board::new(&["fake".into()], clock.wall())),
+            gauges: Arc::default(),
+            clock: Arc::new(clock),
+        }
+    }
+
+    #[test]
+    fn a_job_whose_requester_left_keeps_its_place_until_it_is_skipped() {
+        System::new().block_on(async {
+            let (preparation, begin) = preparation();
+            let gateway = gateway(preparation);
+            let request = ChatRequest {
+                messages: vec![ChatMessage::text(Role::User, "hello")],
+                ..ChatRequest::default()
+            };
+            let opening = gateway.begin(request.clone()).unwrap();
+            let (mut reply, requester) = oneshot::channel();
+            drop(requester);
+            assert!(opening.run(&mut reply).await.is_err());
+            assert_eq!(gateway.gauges.requests(Outcome::Cancelled), 1);
+            assert_eq!(gateway.live.get(), 1, "the job is still in the pool's queue");
+            let refused = gateway.begin(request).err();
+            assert!(matches!(refused, Some(Refusal::Busy { .. })), "{refused:?}");
+            begin.send(()).unwrap();
+            gateway.live.none_left().await;
+        });
     }
 }

@@ -44,8 +44,10 @@ pub struct ChatStream {
 
 /// Turns a request into ids and resolved parameters. From the gateway to the preparation pool.
 #[derive(Message)]
-#[rtype(result = "Result<PreparedPrompt, Refusal>")]
+#[rtype(result = "Result<Prepared, Refusal>")]
 pub(crate) struct Prepare {
+    /// With the job: a queue whose requesters are gone holds no more jobs than there are places.
+    pub(crate) ticket: Ticket,
     pub(crate) request: ChatRequest,
     pub(crate) text: Arc<TextModel>,
     /// Most tokens of prompt and answer together.
@@ -54,6 +56,14 @@ pub(crate) struct Prepare {
     pub(crate) seed: u64,
     /// The date that templates may print.
     pub(crate) now: SystemTime,
+}
+
+/// Reply of [`Prepare`].
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    /// The request's, on its way on.
+    pub(crate) ticket: Ticket,
+    pub(crate) prompt: PreparedPrompt,
 }
 
 /// Puts a prepared request into a model's queue. From the gateway to the scheduler.

@@ -7,7 +7,7 @@
 //! | from → to | message | reply | bounded by |
 //! |---|---|---|---|
 //! | handler or host → gateway | [`OpenChat`] | `Result<ChatStream, Refusal>` | tickets: rows + queue, taken without waiting |
-//! | gateway → preparation pool | `Prepare` | `Result<PreparedPrompt, Refusal>` | ticket |
+//! | gateway → preparation pool | `Prepare` | `Result<Prepared, Refusal>` | ticket moves in, and back with the reply |
 //! | gateway → scheduler | `Admit` | `Result<Accepted, Refusal>`, at once | ticket moves in |
 //! | loader thread ⇢ scheduler | `Loaded` | – | one a load |
 //! | handler or host → transcription | [`Transcribe`] | a refusal, at once | – |
@@ -16,7 +16,7 @@
 //! | prompt cache ⇢ scheduler | `CloseReleased` | – | one an order to clear |
 //! | anybody → prompt cache | [`CacheStatistics`], [`ClearCache`] | `CacheReport`, at once | – |
 //! | drain → gateway, schedulers | `Drain` | `Drained` | one |
-//! | stop ⇢ gateway | `Halt` | – | one |
+//! | stop → gateway | `Halt` | `()` | one |
 //!
 //! Not messages: tokens (a bounded channel a request with one slot reserved for the
 //! terminal event), cancellation (a dropped receiver), liveness and metrics (atomics),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use actix::prelude::*;
 
-use crate::actors::messages::Prepare;
+use crate::actors::messages::{Prepare, Prepared};
 use crate::actors::scheduler::core::panic_message;
 use crate::config::SamplingConfig;
 use crate::model::text::TextModel;
@@ -28,16 +28,17 @@ impl Actor for PreparationExecutor {
 }
 
 impl Handler<Prepare> for PreparationExecutor {
-    type Result = Result<PreparedPrompt, Refusal>;
+    type Result = Result<Prepared, Refusal>;
 
     fn handle(&mut self, job: Prepare, _: &mut Self::Context) -> Self::Result {
-        catch_unwind(AssertUnwindSafe(|| prepare(&job, &self.defaults)))
+        let prompt = catch_unwind(AssertUnwindSafe(|| prepare(&job, &self.defaults)))
             .map_err(|payload| {
                 let message = panic_message(&*payload);
                 tracing::error!(%message, "a preparation panicked");
                 Refusal::Internal { message: "the prompt could not be prepared".into() }
             })?
-            .map_err(Refusal::Prepare)
+            .map_err(Refusal::Prepare)?;
+        Ok(Prepared { ticket: job.ticket, prompt })
     }
 }
 
@@ -47,6 +48,11 @@ fn prepare(job: &Prepare, defaults: &SamplingConfig) -> Result<PreparedPrompt, P
     // The HTTP side has checked its fields; an application that embeds us has not.
     request.check()?;
     let rendered = job.text.render(request, job.now)?;
+    // Encoding takes long where a text is long, and others wait: what cannot fit is not begun.
+    let least = job.text.least_tokens(&rendered);
+    if least >= job.context {
+        return Err(PrepareError::PromptTooLong { least, limit: job.context });
+    }
     let tokens = job.text.encode(&rendered)?;
     let prompt = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
     if prompt == 0 {
@@ -115,13 +121,15 @@ fn check_bias(bias: &[(TokenId, f32)], text: &TextModel) -> Result<(), PrepareEr
 
 #[cfg(test)]
 mod tests {
-    use std::time::SystemTime;
+    use std::time::{Duration, SystemTime};
 
     use super::*;
-    use crate::types::{ChatMessage, ChatRequest, Role};
+    use crate::types::{ChatMessage, ChatRequest, LiveCount, RequestId, Role, TicketOffice};
 
     fn job(request: ChatRequest, context: u32) -> Prepare {
+        let office = TicketOffice::new(1, LiveCount::default());
         Prepare {
+            ticket: office.try_take(RequestId(1), Duration::ZERO).unwrap(),
             request,
             text: Arc::new(TextModel::scripted()),
             context,
@@ -156,6 +164,21 @@ mod tests {
         assert_eq!(error, PrepareError::ContextExceeded { prompt: length, limit: length });
         let tight = prepare(&job(request(), length + 1), &SamplingConfig::default()).unwrap();
         assert_eq!(tight.max_new_tokens, 1);
+    }
+
+    #[test]
+    fn a_prompt_that_is_far_too_long_is_refused_before_it_is_encoded() {
+        // The longest token, `<|im_start|>`, has twelve bytes; all others have one.
+        let long = ChatRequest {
+            messages: vec![ChatMessage::text(Role::User, "x".repeat(12 * 100))],
+            ..ChatRequest::default()
+        };
+        let error = prepare(&job(long.clone(), 100), &SamplingConfig::default()).unwrap_err();
+        let PrepareError::PromptTooLong { least, limit: 100 } = error else { panic!("{error:?}") };
+        assert!((100..=110).contains(&least), "{least}");
+        assert!(error.to_string().contains(&format!("at least {least} tokens")), "{error}");
+        let counted = prepare(&job(long, 200), &SamplingConfig::default()).unwrap_err();
+        assert!(matches!(counted, PrepareError::ContextExceeded { limit: 200, .. }), "{counted:?}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
+use futures_util::future::join_all;
 use tokio::sync::watch;
 
 use crate::actors::gateway::{Gateway, Served};
@@ -17,13 +18,15 @@ use crate::actors::scheduler::core::Settings;
 use crate::actors::scheduler::restart::RestartPolicy;
 use crate::actors::status::{Board, Health, ModelStatus};
 use crate::actors::threads::{ComputeActors, Threads};
-use crate::config::Config;
+use crate::config::{Config, Problem};
 use crate::model::ModelSource;
-use crate::observe::{Gauges, Pulse};
+use crate::observe::{Gauges, Pulse, fields};
 use crate::types::{ChatRequest, Clock, LiveCount, Refusal, SystemClock, TicketOffice};
 
 /// How long a drain waits for requests that were in preparation at its deadline.
 const LAST_REFUSALS: Duration = Duration::from_secs(1);
+/// How long the schedulers may take to end their streams: more than a step, unless it hangs.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Why an instance could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +35,12 @@ pub enum StartError {
     /// There is no actix `System` on this thread.
     #[error("Greenroom must be started inside a running actix System")]
     NoSystem,
+    /// Settings with values that make no sense.
+    #[error("the settings do not fit: {}", problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Config {
+        /// All of them.
+        problems: Vec<Problem>,
+    },
     /// Nothing to answer with.
     #[error("no model was given: call `model` on the builder at least once")]
     NoModel,
@@ -135,6 +144,7 @@ impl GreenroomBuilder {
         if actix::System::try_current().is_none() {
             return Err(StartError::NoSystem);
         }
+        self.config.validate().map_err(|problems| StartError::Config { problems })?;
         let mut ids: Vec<String> = Vec::new();
         for model in &self.models {
             if ids.iter().any(|id| id == model.id()) {
@@ -218,7 +228,8 @@ impl Greenroom {
     }
 
     /// Refuses new work, waits for what is under way, at the deadline ends streams with
-    /// [`crate::types::FailureReason::ShuttingDown`].
+    /// [`crate::types::FailureReason::ShuttingDown`]. Returns a few seconds after the
+    /// deadline at the latest, also when a step hangs.
     ///
     /// # Cancellation
     /// New work stays refused; open streams go on.
@@ -226,8 +237,14 @@ impl Greenroom {
         let drain = Drain { deadline };
         // An actor that is gone has nothing under way.
         let _gone = self.gateway.send(drain).await;
-        for scheduler in &self.schedulers {
-            let _gone = scheduler.send(drain).await;
+        // Tasks of their own: an order that nobody waits for any more is still carried out.
+        let ending: Vec<_> =
+            self.schedulers.iter().map(|scheduler| tokio::spawn(scheduler.send(drain))).collect();
+        if tokio::time::timeout(LAST_WORDS, join_all(ending)).await.is_err() {
+            tracing::error!(
+                target: fields::LIFE,
+                "a step hangs: its streams could not be ended and are left as they are"
+            );
         }
         // Requests in preparation are refused at the scheduler's door.
         let _at_most = tokio::time::timeout(LAST_REFUSALS, self.live.none_left()).await;
@@ -235,8 +252,8 @@ impl Greenroom {
 
     /// Ends all actors and threads. Streams that are still open are ended.
     ///
-    /// A load under way cannot be interrupted: if it takes longer than a few seconds its
-    /// thread is left to end by itself.
+    /// A load or a step under way cannot be interrupted: if it takes longer than a few
+    /// seconds its thread is left to end by itself.
     pub async fn stop(self) {
         self.drain(Duration::ZERO).await;
         let _gone = self.gateway.send(Halt).await;

@@ -56,6 +56,7 @@ pub struct PrefixIndex<P> {
     released: Vec<P>,
     max_entries: usize,
     ticks: u64,
+    /// Without `entries`; `tokens` follows every change, because it is asked for in every step.
     sums: PrefixStatistics,
 }
 
@@ -93,12 +94,17 @@ impl<P: Copy> PrefixIndex<P> {
 
     /// A prompt used `length` tokens of this entry, which becomes the latest used.
     pub fn hit(&mut self, entry: EntryId, length: u32) {
+        self.touch(entry);
+        self.sums.hits += 1;
+        self.sums.hit_tokens += u64::from(length);
+    }
+
+    /// Makes an entry the latest used, so that it is the last to be given up.
+    pub fn touch(&mut self, entry: EntryId) {
         let now = self.tick();
         if let Some(entry) = self.entries.iter_mut().find(|other| other.id == entry) {
             entry.used = now;
         }
-        self.sums.hits += 1;
-        self.sums.hit_tokens += u64::from(length);
     }
 
     /// A prompt used nothing.
@@ -122,13 +128,14 @@ impl<P: Copy> PrefixIndex<P> {
             given_up.push(payload);
             return given_up;
         }
-        self.entries.retain(|entry| {
+        self.keep(|entry| {
             let extended = tokens.starts_with(&entry.tokens);
             if extended {
                 given_up.push(entry.payload);
             }
             !extended
         });
+        self.sums.tokens += tokens.len() as u64;
         self.entries.push(Entry { id: EntryId(now), tokens, payload, used: now });
         while self.entries.len() > self.max_entries {
             given_up.extend(self.evict());
@@ -140,24 +147,27 @@ impl<P: Copy> PrefixIndex<P> {
     #[must_use = "what is handed back must be freed"]
     pub fn evict(&mut self) -> Option<P> {
         let oldest = self.entries.iter().enumerate().min_by_key(|(_, entry)| entry.used)?.0;
+        let oldest = self.entries.swap_remove(oldest);
         self.sums.evicted += 1;
-        Some(self.entries.swap_remove(oldest).payload)
+        self.sums.tokens -= oldest.tokens.len() as u64;
+        Some(oldest.payload)
     }
 
     /// Forgets one entry, for a payload that turned out to be void.
     pub fn forget(&mut self, entry: EntryId) {
-        self.entries.retain(|other| other.id != entry);
+        self.keep(|other| other.id != entry);
     }
 
     /// Forgets entries whose payload is void, without handing anything back.
     pub fn retain(&mut self, good: impl Fn(P) -> bool) {
-        self.entries.retain(|entry| good(entry.payload));
+        self.keep(|entry| good(entry.payload));
         self.released.retain(|payload| good(*payload));
     }
 
     /// Gives everything up, to be collected with [`Self::take_released`].
     pub fn release_all(&mut self) {
         self.released.extend(self.entries.drain(..).map(|entry| entry.payload));
+        self.sums.tokens = 0;
     }
 
     /// Payloads given up by [`Self::release_all`] since the last call.
@@ -168,11 +178,18 @@ impl<P: Copy> PrefixIndex<P> {
 
     /// Numbers so far.
     pub fn statistics(&self) -> PrefixStatistics {
-        PrefixStatistics {
-            entries: self.entries.len() as u64,
-            tokens: self.entries.iter().map(|entry| entry.tokens.len() as u64).sum(),
-            ..self.sums
-        }
+        PrefixStatistics { entries: self.entries.len() as u64, ..self.sums }
+    }
+
+    fn keep(&mut self, mut good: impl FnMut(&Entry<P>) -> bool) {
+        let tokens = &mut self.sums.tokens;
+        self.entries.retain(|entry| {
+            let good = good(entry);
+            if !good {
+                *tokens -= entry.tokens.len() as u64;
+            }
+            good
+        });
     }
 
     fn tick(&mut self) -> u64 {
@@ -218,7 +235,7 @@ mod tests {
         assert_eq!(index.evict(), Some('a'));
         assert_eq!(index.evict(), Some('c'));
         assert_eq!(index.evict(), None);
-        assert_eq!(index.statistics().evicted, 3);
+        assert_eq!((index.statistics().evicted, index.statistics().tokens), (3, 0));
     }
 
     #[test]
@@ -229,6 +246,22 @@ mod tests {
         assert_eq!(index.longest(&ids(&[1])), None);
         assert_eq!(index.take_released(), ['a']);
         assert!(index.take_released().is_empty());
+        assert_eq!(index.statistics(), PrefixStatistics::default());
+    }
+
+    #[test]
+    fn a_touched_row_is_the_last_to_go_and_forgotten_ones_are_not_counted() {
+        let mut index = PrefixIndex::new(3);
+        for (tokens, payload) in [(&[1, 1][..], 'a'), (&[2][..], 'b'), (&[3, 3, 3][..], 'c')] {
+            assert!(index.insert(ids(tokens), payload).is_empty());
+        }
+        index.touch(index.longest(&ids(&[1])).unwrap().entry);
+        assert_eq!(index.evict(), Some('b'));
+        assert_eq!(index.statistics().tokens, 5);
+        index.retain(|payload| payload != 'c');
+        assert_eq!(index.statistics().tokens, 2);
+        index.forget(index.longest(&ids(&[1])).unwrap().entry);
+        assert_eq!((index.statistics().tokens, index.statistics().hits), (0, 0));
     }
 
     #[test]
@@ -259,6 +292,8 @@ mod tests {
                 }
                 prop_assert!(kept.len() <= limit);
                 prop_assert_eq!(index.statistics().entries, kept.len() as u64);
+                let tokens: usize = kept.iter().map(|(_, row)| row.len()).sum();
+                prop_assert_eq!(index.statistics().tokens, tokens as u64);
             }
             let probe = ids(&probe);
             let best = kept.iter().map(|(_, row)| shared(row, &probe)).max().unwrap_or(0);

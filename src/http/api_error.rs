@@ -152,7 +152,9 @@ impl From<PrepareError> for ApiError {
         let (code, param) = match error {
             PrepareError::Template { .. } => ("template_error", "messages".to_owned()),
             PrepareError::NoTemplate { .. } => ("no_chat_template", "model".to_owned()),
-            PrepareError::ContextExceeded { .. } => ("context_length_exceeded", "messages".to_owned()),
+            PrepareError::ContextExceeded { .. } | PrepareError::PromptTooLong { .. } => {
+                ("context_length_exceeded", "messages".to_owned())
+            }
             PrepareError::Field { field, .. } => ("invalid_value", field),
             PrepareError::Tokenize { .. } => ("tokenize_error", "messages".to_owned()),
         };

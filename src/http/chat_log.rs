@@ -1,7 +1,8 @@
-//! The one line a chat request leaves in the log: outcome, tokens, phases.
+//! What a chat request looked like from HTTP: outcome, tokens, phases, at debug level.
 //!
-//! Written when the log is dropped, so a request whose client went away has its
-//! line as well. Never holds text of prompts or answers.
+//! The line that every request leaves is the scheduler's, which hosts without HTTP get as
+//! well. This one is written when the log is dropped, so a request whose client went away
+//! has it too. Never holds text of prompts or answers.
 
 use std::time::Instant;
 
@@ -51,7 +52,7 @@ impl ChatLog {
 impl Drop for ChatLog {
     fn drop(&mut self) {
         let ms = |duration: std::time::Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-        tracing::info!(
+        tracing::debug!(
             target: fields::REQUEST,
             request_id = %self.id,
             model = %self.model,

@@ -73,6 +73,14 @@ impl TextModel {
         Ok(Rendered { text, sentinel })
     }
 
+    /// Tokens that the prompt has at the very least, known without encoding it.
+    pub fn least_tokens(&self, rendered: &Rendered) -> u32 {
+        let marks = rendered
+            .sentinel
+            .map_or(0, |mark| rendered.text.matches(mark).count().saturating_mul(mark.len_utf8()));
+        self.tokenizer.least_tokens(rendered.text.len().saturating_sub(marks))
+    }
+
     /// The prompt's ids. One BOS at most, and one exactly where the model wants it.
     ///
     /// # Errors

@@ -42,6 +42,8 @@ struct Pieces {
     /// End of each id's bytes; the start is the end of the one before.
     ends: Vec<u32>,
     control: Vec<bool>,
+    /// Bytes of the longest.
+    longest: usize,
 }
 
 impl Pieces {
@@ -49,6 +51,7 @@ impl Pieces {
         self.bytes.extend_from_slice(bytes);
         self.ends.push(self.bytes.len() as u32);
         self.control.push(control);
+        self.longest = self.longest.max(bytes.len());
     }
 
     fn get(&self, id: TokenId) -> &[u8] {
@@ -89,6 +92,13 @@ impl Tokenizer {
     /// A control token gives its text here.
     pub fn token_bytes(&self, id: TokenId) -> Vec<u8> {
         self.pieces.get(id).to_vec()
+    }
+
+    /// Tokens that a text of so many bytes has at the very least.
+    pub(crate) fn least_tokens(&self, bytes: usize) -> u32 {
+        // Composing what is written decomposed makes a text at most three times shorter.
+        let shrinks = if self.encoder.get_normalizer().is_some() { 4 } else { 1 };
+        u32::try_from(bytes / shrinks / self.pieces.longest.max(1)).unwrap_or(u32::MAX)
     }
 
     /// Encodes ordinary text: text that looks like a control token stays text. No BOS.

@@ -84,6 +84,14 @@ pub enum PrepareError {
         /// Tokens of the context; the prompt must be shorter.
         limit: u32,
     },
+    /// The prompt is so long that its tokens need not be counted to know that it does not fit.
+    #[error("the prompt has at least {least} tokens, the context is {limit}: shorten it")]
+    PromptTooLong {
+        /// Tokens of the prompt at the very least, judged by its bytes.
+        least: u32,
+        /// Tokens of the context; the prompt must be shorter.
+        limit: u32,
+    },
     /// A field's value makes no sense for this model.
     #[error("{field}: {message}")]
     Field {

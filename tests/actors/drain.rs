@@ -1,6 +1,6 @@
 //! Going down: streams end properly, nothing new is accepted.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use greenroom::actors::Health;
@@ -80,6 +80,25 @@ fn stop_without_drain_ends_streams_too() {
         assert_eq!(failure(&end), Some(FailureReason::ShuttingDown));
         assert_eq!(handles.chat(ask("q")).await.unwrap_err(), Refusal::Draining, "handles outlive it");
         assert_eq!(handles.gauges().tickets_live(), 0);
+    });
+}
+
+#[test]
+fn a_step_that_hangs_does_not_hold_up_the_end() {
+    run(async {
+        let (greenroom, control) = start(Script::new().repeat("loop", "abc").gated(), |_| {}).await;
+        let stream = greenroom.chat(ask("loop")).await.unwrap();
+        assert!(control.wait_at_gate());
+        let gauges = greenroom.handles().gauges().clone();
+        let begun = Instant::now();
+        greenroom.stop().await;
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+        // The thread that was left to itself ends with its step, and gives everything back.
+        control.open();
+        let (text, end) = read(stream).await;
+        assert_eq!(failure(&end), Some(FailureReason::ShuttingDown));
+        assert!("abc".starts_with(&text));
+        crate::harness::until("the place", || gauges.tickets_live() == 0).await;
     });
 }
 

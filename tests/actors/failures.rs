@@ -74,6 +74,7 @@ fn a_spent_restart_budget_makes_health_failed() {
         }
         assert!(failed >= 4);
         assert!(matches!(greenroom.health(), Health::Failed { .. }));
+        assert_eq!(greenroom.handles().step_age(), None, "it failed, it does not hang");
         assert_eq!(control.loads(), 4, "the first load and three restarts");
         let refused = greenroom.chat(ask("q")).await.unwrap_err();
         assert!(matches!(refused, Refusal::EngineFailed { .. }), "{refused:?}");

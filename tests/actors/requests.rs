@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use greenroom::actors::messages::{CacheStatistics, Transcribe};
-use greenroom::actors::{Greenroom, Health, ModelState};
+use greenroom::actors::{Greenroom, Health, ModelState, StartError};
 use greenroom::config::Config;
 use greenroom::model::fake::{FakeModel, Script};
 use greenroom::model::{LoadedModel, ModelSource};
@@ -232,5 +232,42 @@ fn the_age_of_the_last_step_is_known_without_asking_an_actor() {
         read(stream).await;
         until("an idle loop", || handles.step_age().is_none()).await;
         stop(greenroom).await;
+    });
+}
+
+#[test]
+fn the_context_is_what_memory_has_room_for_and_a_longer_prompt_disturbs_nobody() {
+    run(async {
+        let script = Script::new().say("hello", "a short answer").memory(8, 16).gated();
+        let (greenroom, control) = start(script, |_| {}).await;
+        assert_eq!(greenroom.handles().models()[0].context, Some(128), "eight blocks of sixteen");
+        let other = greenroom.chat(ask("hello")).await.unwrap();
+        let refused = greenroom.chat(ask(&"long ".repeat(40))).await.unwrap_err();
+        assert!(
+            matches!(refused, Refusal::Prepare(PrepareError::ContextExceeded { limit: 128, .. })),
+            "{refused:?}"
+        );
+        control.open();
+        assert_eq!(read(other).await.0, "a short answer");
+        stop(greenroom).await;
+    });
+}
+
+#[test]
+fn settings_that_make_no_sense_are_named_and_start_nothing() {
+    run(async {
+        let mut config = Config::default();
+        config.scheduler.max_queue = usize::MAX;
+        config.scheduler.max_rows = 0;
+        let model = FakeModel::new("fake", Script::new());
+        let control = model.control();
+        let Err(error) = Greenroom::builder(config).model(Arc::new(model)).start().await else {
+            panic!("it starts")
+        };
+        for key in ["scheduler.max_queue", "scheduler.max_rows"] {
+            assert!(error.to_string().contains(key), "{error}");
+        }
+        assert!(matches!(error, StartError::Config { problems } if problems.len() == 2));
+        assert_eq!(control.loads(), 0);
     });
 }

@@ -20,7 +20,9 @@ use crate::config::Config;
 use crate::model::Engine;
 use crate::model::text::TextModel;
 use crate::observe::{Gauges, Pulse};
-use crate::types::{Clock, EngineError, Epoch, Failure, FailureReason, FinishReason, Refusal, SequenceId};
+use crate::types::{
+    Clock, EngineError, Epoch, Failure, FailureReason, FinishReason, PrepareError, Refusal, SequenceId,
+};
 
 /// Pause of the loop while no row can be computed but some wait for something.
 const PARKED_PAUSE: Duration = Duration::from_millis(5);
@@ -123,7 +125,22 @@ impl Core {
         self.publish();
     }
 
+    /// Most tokens that a row can hold: what the model knows, or what all key-value memory
+    /// has room for. `None` without an engine.
+    pub(crate) fn context(&self) -> Option<u32> {
+        let engine = self.engine.as_ref()?;
+        let (info, memory) = (engine.info(), engine.memory());
+        let block = u64::from(info.kv_block_tokens.max(1));
+        let block_bytes = block.saturating_mul(info.kv_bytes_per_token).max(1);
+        let room = (memory.kv_capacity_bytes / block_bytes).saturating_mul(block);
+        Some(info.context.min(u32::try_from(room).unwrap_or(u32::MAX)))
+    }
+
     /// Puts a request at the end of the queue.
+    ///
+    /// # Errors
+    /// `Loading` before the first engine, `ContextExceeded` for a prompt that leaves no room
+    /// for one token of an answer, however much is given up for it.
     pub(crate) fn enqueue(&mut self, admit: Admit) -> Result<(), Refusal> {
         let Some(text) = self.text.clone() else {
             let model = self.settings.model.clone();
@@ -131,6 +148,11 @@ impl Core {
         };
         if admit.prompt.tokens.is_empty() {
             return Err(Refusal::Internal { message: "a prompt without tokens reached the queue".into() });
+        }
+        let prompt = u32::try_from(admit.prompt.tokens.len()).unwrap_or(u32::MAX);
+        // Admission stops at the first row that must wait, so one that can never run must not get in.
+        if let Some(limit) = self.context().filter(|limit| prompt >= *limit) {
+            return Err(PrepareError::ContextExceeded { prompt, limit }.into());
         }
         self.arrivals += 1;
         self.waiting.push(Row::new(self.arrivals, admit.ticket, admit.prompt, admit.events, text));
@@ -221,6 +243,11 @@ impl Core {
 
     pub(crate) fn now(&self) -> Duration {
         self.settings.clock.now()
+    }
+
+    /// The loop has come to its end.
+    pub(crate) fn rest(&self) {
+        self.beat(false);
     }
 
     fn beat(&self, working: bool) {

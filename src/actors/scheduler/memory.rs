@@ -3,7 +3,7 @@
 //! Order of giving up: finished rows in the prefix index, then the youngest running row
 //! (set back to the head of the queue, where the one rule computes it again), and a row
 //! that is alone and still too big ends. The oldest row is never set back, so it always
-//! gets through.
+//! gets through. A row is admitted only where every other one can still grow by a block.
 
 use crate::actors::scheduler::core::{Core, End};
 use crate::actors::scheduler::row::Row;
@@ -57,9 +57,9 @@ impl Core {
                 let counter = if reused > 0 { &gauges.cache_hits } else { &gauges.cache_misses };
                 counter.up();
                 gauges.cache_hit_tokens.add(u64::from(reused));
-            }
-            if reused == 0 {
-                self.index.borrow_mut().miss();
+                if reused == 0 {
+                    self.index.borrow_mut().miss();
+                }
             }
         }
         self.running.push(row);
@@ -71,8 +71,11 @@ impl Core {
         // One token at least must be computed, or there is nothing to sample from.
         let reusable = row.tokens.get(..all as usize - 1).unwrap_or(&[]);
         let found = self.index.borrow().longest(reusable).filter(|found| found.length >= LEAST_REUSE_TOKENS);
-        if !self.running.is_empty() && !self.could_fit(wanted, found.map_or(0, |found| found.length)) {
+        if !self.running.is_empty() && !self.could_fit(wanted) {
             return Ok(Opened::NotNow);
+        }
+        if let Some(found) = found {
+            self.index.borrow_mut().touch(found.entry);
         }
         let Some((sequence, reused)) = self.open(found)? else { return Ok(Opened::NotNow) };
         let mut room = self.reserve_evicting(sequence, wanted)?;
@@ -84,7 +87,7 @@ impl Core {
             }
         }
         if !room {
-            self.close_sequence(sequence);
+            self.put_back(sequence, reused);
             return Ok(Opened::NotNow);
         }
         if let Some(found) = found.filter(|_| reused > 0 && first_time) {
@@ -118,15 +121,27 @@ impl Core {
         }
     }
 
+    /// The first waiting row cannot run yet. The prefix that it found is kept for its next
+    /// try, also where the finished row that it came from was given up on the way.
+    fn put_back(&mut self, sequence: SequenceId, reused: u32) {
+        let prefix = self.waiting.first().and_then(|row| row.tokens.get(..reused as usize));
+        let prefix = prefix.unwrap_or(&[]).to_vec();
+        let given_up = self.index.borrow_mut().insert(prefix, sequence);
+        given_up.into_iter().for_each(|sequence| self.close_sequence(sequence));
+    }
+
     /// Whether giving up all finished rows could make room: if not, they are left alone.
-    fn could_fit(&self, tokens: u32, shared: u32) -> bool {
+    /// A prefix to be shared needs no place of its own here: its blocks count as
+    /// reclaimable, and as part of `tokens`.
+    fn could_fit(&self, tokens: u32) -> bool {
         let Some(engine) = self.engine.as_ref() else { return false };
         let (info, memory) = (engine.info(), engine.memory());
         let block = u64::from(info.kv_block_tokens.max(1));
         let block_bytes = block * info.kv_bytes_per_token;
         let kept = self.index.borrow().statistics();
         let reclaimable = (kept.tokens / block + kept.entries) * block_bytes;
-        let needed = (u64::from(tokens).div_ceil(block) - u64::from(shared) / block) * block_bytes;
+        let growing = self.running.iter().filter(|row| row.may_grow()).count() as u64;
+        let needed = (u64::from(tokens).div_ceil(block) + growing) * block_bytes;
         needed <= memory.kv_capacity_bytes.saturating_sub(memory.kv_used_bytes) + reclaimable
     }
 

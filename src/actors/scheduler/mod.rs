@@ -80,6 +80,9 @@ pub(crate) struct BatchScheduler {
     cache: WeakRecipient<Reset>,
     phase: Phase,
     turn: Loop,
+    /// Names the one future that may take the next turn. A pause that was cut short can be
+    /// polled once more before it is gone, and must not become a second loop.
+    turn_number: u64,
     draining: bool,
 }
 
@@ -95,6 +98,7 @@ impl BatchScheduler {
             cache: parts.cache,
             phase: Phase::Loading,
             turn: Loop::Idle,
+            turn_number: 0,
             draining: false,
         }
     }
@@ -110,15 +114,28 @@ impl BatchScheduler {
         }
         self.turn = Loop::Armed;
         // `yield_now` rather than waking oneself: the runtime polls its driver in between.
-        let turn = tokio::task::yield_now().into_actor(self).map(|(), me, ctx| me.turn(ctx));
+        let number = self.next_turn();
+        let turn = tokio::task::yield_now().into_actor(self).map(move |(), me, ctx| me.turn(number, ctx));
         ctx.spawn(turn);
     }
 
-    fn turn(&mut self, ctx: &mut Context<Self>) {
+    fn next_turn(&mut self) -> u64 {
+        self.turn_number += 1;
+        self.turn_number
+    }
+
+    fn turn(&mut self, number: u64, ctx: &mut Context<Self>) {
+        if number != self.turn_number {
+            return;
+        }
         self.turn = Loop::Idle;
         match self.core.step() {
             Progress::More => self.wake(ctx),
-            Progress::Pause(pause) => self.turn = Loop::Paused(ctx.run_later(pause, Self::turn)),
+            Progress::Pause(pause) => {
+                let number = self.next_turn();
+                let handle = ctx.run_later(pause, move |me, ctx| me.turn(number, ctx));
+                self.turn = Loop::Paused(handle);
+            }
             Progress::Idle => {}
             Progress::Broken(error) => self.broke(&error, ctx),
         }
@@ -182,22 +199,23 @@ impl BatchScheduler {
 
     fn serve(&mut self, engine: Box<dyn Engine>, text: Arc<TextModel>) {
         let info = engine.info().clone();
+        self.core.attach(engine, Arc::clone(&text));
+        let context = self.core.context().unwrap_or(info.context);
         tracing::info!(
             target: fields::ENGINE,
             model = %self.core.settings.model,
             epoch = %info.epoch,
             device = %info.device,
-            context = info.context,
+            context,
             "the model is loaded"
         );
-        self.core.attach(engine, Arc::clone(&text));
         self.phase = Phase::Ready;
         if let Some(cache) = self.cache.upgrade() {
             // BOUND: one an epoch.
             cache.do_send(Reset { model: self.model, epoch: info.epoch });
         }
         let facts = facts(&text, &info);
-        self.report(EngineCondition::Ready { text, context: info.context, facts });
+        self.report(EngineCondition::Ready { text, context, facts });
     }
 
     fn fail(&mut self, message: String) {
@@ -205,6 +223,8 @@ impl BatchScheduler {
             target: fields::ENGINE, model = %self.core.settings.model, %message, "the model is not available"
         );
         self.phase = Phase::Failed(message.clone());
+        // No loop runs any more: that is a failure, which health tells, and not a hang.
+        self.core.rest();
         self.core.fail_all(&Failure {
             reason: FailureReason::EngineRestarted,
             message: "the engine could not be brought up again".into(),

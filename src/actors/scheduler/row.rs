@@ -136,6 +136,11 @@ impl Row {
         self.len().saturating_add(beyond)
     }
 
+    /// Whether the row may need more memory than was set aside for it.
+    pub(crate) fn may_grow(&self) -> bool {
+        self.max_new_tokens > FULLY_RESERVED_TOKENS
+    }
+
     /// The row got a sequence that holds `reused` of its tokens. True the first time.
     pub(crate) fn admit(&mut self, sequence: SequenceId, reused: u32, now: Duration) -> bool {
         self.sequence = Some(sequence);

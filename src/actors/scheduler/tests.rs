@@ -2,6 +2,7 @@
 #![cfg(feature = "fake")]
 
 mod bench;
+mod loops;
 mod memory;
 mod random;
 mod streams;

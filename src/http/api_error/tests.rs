@@ -60,6 +60,7 @@ fn preparation() {
         (PrepareError::Template { message: message() }, "template_error messages"),
         (PrepareError::NoTemplate { model: "m".into() }, "no_chat_template model"),
         (PrepareError::ContextExceeded { prompt: 9, limit: 8 }, "context_length_exceeded messages"),
+        (PrepareError::PromptTooLong { least: 9, limit: 8 }, "context_length_exceeded messages"),
         (PrepareError::Field { field: "tools[0]".into(), message: message() }, "invalid_value tools[0]"),
         (PrepareError::Tokenize { message: message() }, "tokenize_error messages"),
     ];

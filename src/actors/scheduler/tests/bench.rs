@@ -16,8 +16,8 @@ use crate::config::Config;
 use crate::model::fake::{FakeModel, Script};
 use crate::observe::Gauges;
 use crate::types::{
-    ChatEvent, Clock, Epoch, FinishReason, LiveCount, ManualClock, PreparedPrompt, RequestId, SamplingParams,
-    StopRules, TicketOffice, TokenId, Usage,
+    ChatEvent, Clock, Epoch, FinishReason, LiveCount, ManualClock, PreparedPrompt, Refusal, RequestId,
+    SamplingParams, StopRules, TicketOffice, TokenId, Usage,
 };
 
 pub(super) struct Client {
@@ -97,7 +97,12 @@ impl Bench {
         Self { core, model, clock, gauges, live, clients: Vec::new(), office }
     }
 
+    /// Number of the new client, which must be accepted.
     pub(super) fn submit(&mut self, ask: &Ask) -> usize {
+        self.try_submit(ask).unwrap()
+    }
+
+    pub(super) fn try_submit(&mut self, ask: &Ask) -> Result<usize, Refusal> {
         let (events, rx) = channel(ask.slots);
         let number = self.clients.len();
         let ticket = self.office.try_take(RequestId(number as u128), self.clock.now()).unwrap();
@@ -107,9 +112,9 @@ impl Bench {
             stop: StopRules { strings: ask.stop.clone(), tokens: vec![TokenId(257)] },
             max_new_tokens: ask.max_new,
         };
-        self.core.enqueue(Admit { ticket, prompt, events }).unwrap();
+        self.core.enqueue(Admit { ticket, prompt, events })?;
         self.clients.push(Client { rx: Some(rx), text: String::new(), ends: Vec::new() });
-        number
+        Ok(number)
     }
 
     /// One step, with a new engine if the old one broke.

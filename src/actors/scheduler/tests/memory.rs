@@ -1,8 +1,8 @@
 //! Reuse of finished rows, admission by memory, eviction, rows that are set back.
 
 use super::bench::{Ask, Bench, alone};
-use crate::model::fake::Script;
-use crate::types::{ChatEvent, FailureReason, FinishReason};
+use crate::model::fake::{FakeModel, Script};
+use crate::types::{ChatEvent, FailureReason, FinishReason, PrepareError, Refusal};
 
 #[test]
 fn a_longer_prompt_reuses_what_a_finished_row_computed() {
@@ -68,6 +68,67 @@ fn kept_rows_make_room_for_live_ones() {
     bench.check_empty();
 }
 
+/// A finished row's blocks are room for a new one or part of it, not both.
+#[test]
+fn a_row_that_must_wait_keeps_the_prefix_that_it_waits_for() {
+    let mut bench = Bench::new(Script::new().say("kept", "yes").memory(12, 16), |_| {});
+    let kept = format!("kept {}", "k".repeat(80));
+    bench.submit(&Ask::new(&kept, 10));
+    bench.finish();
+    bench.submit(&Ask::new("small", 30));
+    bench.step();
+    assert_eq!(bench.core.running.len(), 1, "three blocks");
+    let next = Ask::new(&format!("{kept}{}", "n".repeat(65)), 10);
+    let client = bench.submit(&next);
+    bench.step();
+    assert_eq!(bench.core.waiting.len(), 1, "ten blocks do not go beside three");
+    assert_eq!(bench.core.index.borrow().statistics().entries, 1);
+    bench.finish();
+    assert_eq!(bench.clients[client].done().unwrap().1.cached_tokens as usize, kept.len());
+    assert_eq!(bench.clients[client].text, "yes");
+    bench.check_empty();
+}
+
+/// Finished rows that share their beginning look like more room than they are.
+#[test]
+fn a_prefix_outlives_the_rows_that_were_given_up_in_vain() {
+    let mut bench = Bench::new(Script::new().memory(14, 16), |_| {});
+    let common = "c".repeat(80);
+    for tail in ["one", "two"] {
+        bench.submit(&Ask::new(&format!("{common}{tail}"), 5));
+        bench.finish();
+    }
+    assert_eq!(bench.core.index.borrow().statistics().entries, 2);
+    bench.submit(&Ask::new("small", 30));
+    bench.step();
+    let next = Ask::new(&format!("{common}{}", "n".repeat(105)), 5);
+    let client = bench.submit(&next);
+    bench.step();
+    assert_eq!(bench.core.waiting.len(), 1, "twelve blocks do not go beside three");
+    bench.finish();
+    assert_eq!(bench.clients[client].done().unwrap().1.cached_tokens, 80);
+    assert_eq!(bench.clients[client].text, alone(&next).0);
+    bench.check_empty();
+}
+
+/// Who may produce much gets its memory block by block, and must not meet a newcomer there.
+#[test]
+fn a_block_stays_free_for_every_row_that_may_grow() {
+    for (max_new, running) in [(600, 1), (30, 2)] {
+        let script = Script::new().repeat("loop", "abc").memory(24, 16);
+        let mut bench = Bench::new(script, |config| config.cache.enabled = false);
+        bench.submit(&Ask::new(&"loop ".repeat(8), max_new));
+        bench.step();
+        let set_aside = bench.gauges.kv_used_bytes.get() / (16 * 64);
+        let rest = usize::try_from(24 - set_aside).unwrap() * 16;
+        bench.submit(&Ask::new(&"p".repeat(rest - 10), 10));
+        bench.step();
+        assert_eq!(bench.core.running.len(), running, "all free blocks are asked for");
+        bench.finish();
+        bench.check_empty();
+    }
+}
+
 #[test]
 fn rows_wait_for_memory_in_order_of_arrival() {
     let mut bench = Bench::new(Script::new().memory(12, 16), |config| config.cache.enabled = false);
@@ -117,10 +178,34 @@ fn a_row_that_is_alone_and_too_big_ends_with_what_it_has() {
 }
 
 #[test]
-fn a_prompt_beyond_all_memory_fails_with_a_sentence() {
-    let mut bench = Bench::new(Script::new().memory(4, 16), |_| {});
+fn a_prompt_beyond_all_memory_is_refused_at_once_and_costs_nobody_anything() {
+    let mut bench = Bench::new(Script::new().memory(12, 16), |_| {});
+    let kept = Ask::new(&"worth keeping ".repeat(3), 5);
+    bench.submit(&kept);
+    bench.finish();
+    let running = Ask::new("small", 30);
+    let other = bench.submit(&running);
+    bench.step();
+    let refused = bench.try_submit(&Ask::new(&"p".repeat(192), 10)).unwrap_err();
+    assert_eq!(refused, Refusal::Prepare(PrepareError::ContextExceeded { prompt: 192, limit: 192 }));
+    let fits = bench.submit(&Ask::new(&"q".repeat(191), 1));
+    bench.step();
+    assert_eq!(bench.core.index.borrow().statistics().entries, 1, "what is kept stays kept");
+    bench.finish();
+    assert_eq!(bench.clients[other].text, alone(&running).0);
+    assert!(bench.clients[fits].done().is_some());
+    bench.check_empty();
+}
+
+/// While there is no engine nobody knows how much memory the next one has.
+#[test]
+fn a_prompt_beyond_all_memory_of_a_new_engine_fails_with_a_sentence() {
+    let mut bench = Bench::new(Script::new(), |_| {});
+    bench.core.lose_engine();
     bench.submit(&Ask::new(&"p".repeat(100), 10));
     let fits = bench.submit(&Ask::new("small", 10));
+    let smaller = FakeModel::new("fake", Script::new().memory(4, 16));
+    bench.core.attach(smaller.engine(bench.core.epoch), smaller.text());
     bench.finish();
     let ChatEvent::Failed(failure) = &bench.clients[0].ends[0] else { panic!("it cannot be computed") };
     assert_eq!(failure.reason, FailureReason::OutOfMemory);

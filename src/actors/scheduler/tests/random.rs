@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::bench::{Ask, Bench, alone, seconds};
 use crate::model::fake::{Fault, Script};
-use crate::types::{ChatEvent, EngineError, FinishReason};
+use crate::types::{ChatEvent, EngineError, FinishReason, PrepareError, Refusal};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -54,10 +54,13 @@ fn script(faults: Vec<(u64, Fault)>, blocks: u32) -> Script {
 fn apply(bench: &mut Bench, op: Op, asks: &mut Vec<Ask>) {
     let count = bench.clients.len();
     match op {
-        Op::Submit(ask) => {
-            bench.submit(&ask);
-            asks.push(ask);
-        }
+        Op::Submit(ask) => match bench.try_submit(&ask) {
+            Ok(_) => asks.push(ask),
+            Err(refusal) => assert!(matches!(
+                refusal,
+                Refusal::Prepare(PrepareError::ContextExceeded { prompt, limit }) if prompt >= limit
+            )),
+        },
         Op::Steps(steps) => (0..steps).for_each(|_| {
             bench.step();
         }),
