@@ -191,12 +191,13 @@ mod tests {
 
     #[test]
     fn numbers_out_of_range_are_refused_by_name_wherever_they_come_from() {
-        let wrong = |change: fn(&mut ChatRequest)| {
+        type Change = fn(&mut ChatRequest);
+        let wrong = |change: Change| {
             let mut asked = request();
             change(&mut asked);
             prepare(&job(asked, 4096), &SamplingConfig::default()).map(drop)
         };
-        let cases: [(fn(&mut ChatRequest), &str); 16] = [
+        let cases: [(Change, &str); 16] = [
             (|r| r.sampling.temperature = Some(f32::NAN), "temperature"),
             (|r| r.sampling.temperature = Some(-3.0), "temperature"),
             (|r| r.sampling.temperature = Some(f32::INFINITY), "temperature"),
@@ -218,7 +219,7 @@ mod tests {
             let error = wrong(change).unwrap_err();
             assert!(matches!(&error, PrepareError::Field { field, .. } if field == name), "{error}");
         }
-        let ends: [fn(&mut ChatRequest); 4] = [
+        let ends: [Change; 4] = [
             |r| r.sampling.temperature = Some(0.0),
             |r| r.sampling.top_p = Some(1.0),
             |r| r.sampling.repetition_penalty = Some(0.01),

@@ -14,9 +14,11 @@ use actix_web::{HttpRequest, web};
 use futures_util::StreamExt;
 use serde_json::Value;
 use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::{Instant, timeout_at};
 
 use super::api_error::ApiError;
 use super::state::State;
+use crate::config::HttpConfig;
 
 /// How much of a body over the limit is read and thrown away.
 const DISCARD_BYTES: usize = 128 * 1024 * 1024;
@@ -42,15 +44,8 @@ pub(super) async fn read_json(
     state: &State,
 ) -> Result<Value, ApiError> {
     check_media_type(request)?;
-    let config = &state.config;
-    let limit = Duration::from_secs(config.body_timeout_s);
-    let read = read_bytes(payload, config.max_json_bytes, &state.large_bodies);
     // The place is kept until the body is parsed.
-    let (bytes, _place) = tokio::time::timeout(limit, read).await.map_err(|_| {
-        let message =
-            format!("the body did not arrive within {} s (http.body_timeout_s)", config.body_timeout_s);
-        ApiError::invalid(StatusCode::REQUEST_TIMEOUT, "body_timeout", message).closing()
-    })??;
+    let (bytes, _place) = read_bytes(payload, &state.config, &state.large_bodies).await?;
     parse(&bytes)
 }
 
@@ -75,16 +70,18 @@ fn check_media_type(request: &HttpRequest) -> Result<(), ApiError> {
 }
 
 /// The body, and the place that a large one takes. Waiting for a place leaves the rest
-/// of the body with its sender.
-async fn read_bytes(
+/// of the body with its sender, whose time that does not cost.
+async fn read_bytes<'a>(
     mut payload: web::Payload,
-    limit: usize,
-    places: &Semaphore,
-) -> Result<(Vec<u8>, Option<SemaphorePermit<'_>>), ApiError> {
+    config: &HttpConfig,
+    places: &'a Semaphore,
+) -> Result<(Vec<u8>, Option<SemaphorePermit<'a>>), ApiError> {
+    let limit = config.max_json_bytes;
+    let mut deadline = Instant::now() + Duration::from_secs(config.body_timeout_s);
     let mut bytes = Vec::new();
     let mut total = 0_usize;
     let mut place = None;
-    while let Some(chunk) = payload.next().await {
+    while let Some(chunk) = timeout_at(deadline, payload.next()).await.map_err(|_| late(config))? {
         let chunk = chunk.map_err(|error| {
             let message = format!("the body could not be read: {error}");
             ApiError::invalid(StatusCode::BAD_REQUEST, "body_unreadable", message).closing()
@@ -92,8 +89,10 @@ async fn read_bytes(
         total = total.saturating_add(chunk.len());
         if total <= limit {
             if total > LARGE_BODY && place.is_none() {
+                let asked = Instant::now();
                 // Nobody closes it, so there is always a place to wait for.
                 place = places.acquire().await.ok();
+                deadline += asked.elapsed();
             }
             bytes.extend_from_slice(&chunk);
         } else {
@@ -109,6 +108,11 @@ async fn read_bytes(
         return Err(ApiError::invalid(status, "body_too_large", message).closing());
     }
     Ok((bytes, place))
+}
+
+fn late(config: &HttpConfig) -> ApiError {
+    let message = format!("the body did not arrive within {} s (http.body_timeout_s)", config.body_timeout_s);
+    ApiError::invalid(StatusCode::REQUEST_TIMEOUT, "body_timeout", message).closing()
 }
 
 fn parse(bytes: &[u8]) -> Result<Value, ApiError> {

@@ -61,13 +61,14 @@ fn payload(bytes: usize) -> web::Payload {
 async fn large_bodies_wait_for_a_place_and_small_ones_do_not() {
     let places = Semaphore::new(1);
     let limit = 4 * LARGE_BODY;
-    let (bytes, held) = read_bytes(payload(LARGE_BODY + 1), limit, &places).await.unwrap();
+    let config = HttpConfig { max_json_bytes: limit, ..HttpConfig::default() };
+    let (bytes, held) = read_bytes(payload(LARGE_BODY + 1), &config, &places).await.unwrap();
     assert_eq!(bytes.len(), LARGE_BODY + 1);
-    let mut second = Box::pin(read_bytes(payload(limit), limit, &places));
+    let mut second = Box::pin(read_bytes(payload(limit), &config, &places));
     assert!(second.as_mut().now_or_never().is_none(), "there is one place");
-    assert!(read_bytes(payload(LARGE_BODY), limit, &places).await.unwrap().1.is_none());
+    assert!(read_bytes(payload(LARGE_BODY), &config, &places).await.unwrap().1.is_none());
     drop(held);
     assert!(second.await.unwrap().1.is_some());
-    assert!(read_bytes(payload(limit + 1), limit, &places).await.is_err());
+    assert!(read_bytes(payload(limit + 1), &config, &places).await.is_err());
     assert_eq!(places.available_permits(), 1, "every place is given back");
 }
