@@ -12,7 +12,6 @@ use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder, ResponseError, w
 
 use super::api_error::ApiError;
 use super::body::read_json;
-use super::chat_log::ChatLog;
 use super::chat_request::{ChatCall, read_chat};
 use super::client::client_id;
 use super::dto::{AnswerMessage, Choice, Completion};
@@ -39,7 +38,6 @@ pub(super) async fn completions(
     let mut call = read_chat(body)?;
     call.request.client = client_id(&request, call.user.as_deref());
     let chat = state.handles.chat(std::mem::take(&mut call.request)).await?;
-    let log = ChatLog::new(chat.id, &chat.model, call.stream, chat.prompt_tokens);
     let writer = ChunkWriter {
         id: format!("chatcmpl-{}", chat.id),
         created: unix_seconds(chat.created),
@@ -49,7 +47,7 @@ pub(super) async fn completions(
     let mut response = HttpResponse::Ok();
     add_headers(&mut response, &call, &chat);
     if !call.stream {
-        return Ok(whole(response, chat, writer, log).await);
+        return Ok(whole(response, chat, writer).await);
     }
     let heartbeat = Duration::from_secs(state.config.heartbeat_s);
     response
@@ -57,7 +55,7 @@ pub(super) async fn completions(
         .insert_header((header::CACHE_CONTROL, "no-cache"))
         // A proxy in front would otherwise collect the events.
         .insert_header((HeaderName::from_static("x-accel-buffering"), "no"));
-    Ok(response.streaming(sse::body(writer, chat.events, heartbeat, log)))
+    Ok(response.streaming(sse::body(writer, chat.events, heartbeat)))
 }
 
 fn add_headers(response: &mut HttpResponseBuilder, call: &ChatCall, chat: &ChatStream) {
@@ -92,16 +90,10 @@ fn cut(name: &str) -> Cow<'_, str> {
     }
 }
 
-async fn whole(
-    mut response: HttpResponseBuilder,
-    mut chat: ChatStream,
-    writer: ChunkWriter,
-    mut log: ChatLog,
-) -> HttpResponse {
+async fn whole(mut response: HttpResponseBuilder, mut chat: ChatStream, writer: ChunkWriter) -> HttpResponse {
     let mut content = String::new();
     loop {
         let event = chat.events.recv().await.unwrap_or_else(|| ChatEvent::Failed(broken_off()));
-        log.saw(&event);
         match event {
             ChatEvent::Text(text) => content.push_str(&text),
             ChatEvent::Failed(failure) => return failed(&mut response, failure),

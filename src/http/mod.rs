@@ -10,7 +10,6 @@ mod api_error;
 mod audio;
 mod body;
 mod chat;
-mod chat_log;
 mod chat_request;
 mod client;
 mod dto;

@@ -15,7 +15,6 @@ use serde::Serialize;
 use tokio::sync::mpsc;
 
 use super::api_error::ApiError;
-use super::chat_log::ChatLog;
 use super::dto::{Chunk, ChunkChoice, Delta, PromptTokensDetails, UsageBody};
 use crate::types::{ChatEvent, Failure, FailureReason, FinishReason, Usage};
 
@@ -122,7 +121,6 @@ struct Body {
     writer: ChunkWriter,
     events: mpsc::Receiver<ChatEvent>,
     heartbeat: Duration,
-    log: ChatLog,
     begun: bool,
     ended: bool,
 }
@@ -138,7 +136,6 @@ impl Body {
         };
         let event = event.unwrap_or_else(|| ChatEvent::Failed(broken_off()));
         self.ended = event.is_terminal();
-        self.log.saw(&event);
         match event {
             ChatEvent::Text(text) => self.writer.text(&text),
             ChatEvent::Done { finish, usage, .. } => self.writer.done(finish, usage),
@@ -152,9 +149,8 @@ pub fn body(
     writer: ChunkWriter,
     events: mpsc::Receiver<ChatEvent>,
     heartbeat: Duration,
-    log: ChatLog,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> {
-    let body = Body { writer, events, heartbeat, log, begun: false, ended: false };
+    let body = Body { writer, events, heartbeat, begun: false, ended: false };
     stream::unfold(body, |mut body| async move {
         if body.ended {
             return None;

@@ -64,9 +64,9 @@ impl Core {
         };
         tracing::info!(
             target: fields::REQUEST,
-            request = %row.ticket.id,
+            request_id = %row.ticket.id,
             model = %self.settings.model,
-            finish = outcome.as_str(),
+            outcome = outcome.as_str(),
             reason = reason.map(tracing::field::debug),
             prompt_tokens = usage.prompt_tokens,
             cached_tokens = usage.cached_tokens,
@@ -75,7 +75,7 @@ impl Core {
             prefill_ms = milliseconds(timings.prefill),
             decode_ms = milliseconds(timings.decode),
             tokens_per_s = tokens_per_second(usage, timings),
-            "request ended"
+            "chat"
         );
     }
 }

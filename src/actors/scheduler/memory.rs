@@ -184,7 +184,7 @@ impl Core {
     /// Takes a running row's memory and puts it at the head of the queue.
     fn set_back(&mut self, order: u64) {
         let Some(mut row) = self.take_running(order) else { return };
-        tracing::debug!(request = %row.ticket.id, computed = row.computed, "set back for memory");
+        tracing::debug!(request_id = %row.ticket.id, computed = row.computed, "set back for memory");
         self.close(&mut row);
         row.set_back();
         self.settings.gauges.preemptions.up();

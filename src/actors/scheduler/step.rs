@@ -171,7 +171,7 @@ impl Core {
     fn fail_row(&mut self, order: u64, error: &EngineError) {
         let Some(row) = self.take_running(order) else { return };
         tracing::warn!(
-            target: crate::observe::fields::ENGINE, request = %row.ticket.id, %error, "a row failed alone"
+            target: crate::observe::fields::ENGINE, request_id = %row.ticket.id, %error, "a row failed alone"
         );
         let reason = match error {
             EngineError::KvFull { .. } => FailureReason::OutOfMemory,

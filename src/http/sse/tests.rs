@@ -49,8 +49,7 @@ async fn silence_is_filled_with_comments_and_a_lost_sender_ends_the_stream() {
     use futures_util::StreamExt;
 
     let (tx, events) = mpsc::channel(4);
-    let log = ChatLog::new(crate::types::RequestId(1), "m", true, 1);
-    let mut stream = std::pin::pin!(body(writer(false), events, Duration::from_millis(1), log));
+    let mut stream = std::pin::pin!(body(writer(false), events, Duration::from_millis(1)));
     let role = stream.next().await.unwrap().unwrap();
     assert_eq!(parse(&role)["choices"][0]["delta"]["role"], "assistant");
     for _ in 0..3 {
