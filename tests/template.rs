@@ -209,3 +209,29 @@ fn the_servers_own_variables_cannot_be_replaced() {
     let refused = compile("x").render(&input, golden_now());
     assert!(matches!(refused, Err(PrepareError::Field { .. })), "{refused:?}");
 }
+
+/// Lists in lists that share their parts: far larger written than held.
+#[test]
+fn no_nesting_makes_tojson_build_more_than_it_may_print() {
+    let levels = |wrap: &str, count: usize| {
+        format!(
+            "{{% set n = namespace(v=[0]) %}}{{% for i in range({count}) %}}{{% set n.v = {wrap} %}}{{% endfor %}}"
+        )
+    };
+    for (set, option) in [
+        (levels("[n.v, n.v, n.v, n.v]", 30), ""),
+        (levels("[n.v, n.v, n.v, n.v]", 30), "(indent=4)"),
+        (levels("{'a': n.v, 'b': n.v}", 100), ""),
+        (levels("{'a': n.v, 'b': n.v}", 100), "(sort_keys=true)"),
+    ] {
+        // Not even printed: what is thrown away costs memory too.
+        let refused = render(&format!("{set}{{% set t = n.v | tojson{option} %}}done"), Value::Null);
+        assert!(matches!(refused, Err(PrepareError::Template { .. })), "{option}: {refused:?}");
+    }
+    // The same for a request's own value, deep and wide.
+    let mut deep = serde_json::json!(vec![0; 100_000]);
+    for _ in 0..100 {
+        deep = serde_json::json!([deep]);
+    }
+    assert!(matches!(render("{{ messages | tojson(indent=64) }}", deep), Err(PrepareError::Template { .. })));
+}

@@ -21,7 +21,7 @@ use crate::types::{PrepareError, TokenId};
 
 pub use build::{BpeParts, BpeToken, TokenKind};
 pub(crate) use byte_level::char_of as byte_char;
-pub(crate) use control::Controls;
+pub(crate) use control::{Controls, looks_like_control};
 pub use detokenizer::Detokenizer;
 pub use pretokenizer::KNOWN_PRETOKENIZERS;
 

@@ -11,7 +11,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, UndefinedBehavior, Value};
 
-use super::{calendar, json};
+use super::{MAX_OUTPUT, calendar, json};
 
 /// Digits of a number in a format text.
 const MAX_WIDTH_DIGITS: usize = 4;
@@ -74,8 +74,7 @@ fn tojson(state: &State, value: Value, options: Kwargs) -> Result<Value, Error> 
         separators: separators(&options)?,
     };
     options.assert_all_used()?;
-    let text = json::write(&value, &style).map_err(|error| Error::new(ErrorKind::BadSerialization, error))?;
-    state.consume_fuel(text.len() as u64 / 64)?;
+    let text = json::write(&value, &style, MAX_OUTPUT, &mut |fuel| state.consume_fuel(fuel))?;
     Ok(Value::from_safe_string(text))
 }
 

@@ -1,19 +1,29 @@
 //! JSON as Python's `json.dumps` writes it, for `tojson`.
+//!
+//! A few shared lists can be nested into a text beyond any memory, so the text is bounded
+//! and paid for while it grows, not when it is done.
 
 use std::fmt::Write;
 
-use minijinja::Value;
 use minijinja::value::ValueKind;
+use minijinja::{Error, ErrorKind, Value};
 
 /// Deeper values are refused.
 const MAX_DEPTH: usize = 128;
+/// Most spaces that a level is indented by.
+const MAX_INDENT: usize = 64;
+/// Fuel that a value costs: walking one is slower than copying text.
+const VALUE_FUEL: u64 = 8;
+/// Bytes that one unit of fuel pays for.
+const BYTES_PER_FUEL: usize = 64;
 
 /// The options of `json.dumps` that templates use.
 #[derive(Debug, Default)]
 pub(super) struct Style {
     /// Spaces a level; none = one line.
     pub indent: Option<usize>,
-    /// Escape everything beyond ASCII.
+    /// Escape everything beyond ASCII. Noncharacters stay: they may be marks that are taken
+    /// out of the prompt again.
     pub ensure_ascii: bool,
     /// Keys in order of their text.
     pub sort_keys: bool,
@@ -21,123 +31,185 @@ pub(super) struct Style {
     pub separators: Option<(String, String)>,
 }
 
-/// Writes a value; undefined and functions are refused as in Python.
-pub(super) fn write(value: &Value, style: &Style) -> Result<String, String> {
+/// Writes a value of at most `limit` bytes; `pay` is asked for fuel as the text grows:
+/// eight for every value and one for every 64 bytes. Undefined and functions are refused as in Python.
+pub(super) fn write(
+    value: &Value,
+    style: &Style,
+    limit: usize,
+    pay: &mut dyn FnMut(u64) -> Result<(), Error>,
+) -> Result<String, Error> {
     let (item, key) = match &style.separators {
         Some((item, key)) => (item.as_str(), key.as_str()),
         // With an indent Python leaves no space at the line's end.
         None => (if style.indent.is_some() { "," } else { ", " }, ": "),
     };
-    let mut writer = Writer { out: String::new(), style, item, key };
+    let mut writer = Writer { out: String::new(), paid: 0, limit, pay, style, item, key };
     writer.value(value, 0)?;
     Ok(writer.out)
 }
 
 struct Writer<'a> {
     out: String,
+    /// Bytes of `out` that are paid for.
+    paid: usize,
+    limit: usize,
+    pay: &'a mut dyn FnMut(u64) -> Result<(), Error>,
     style: &'a Style,
     item: &'a str,
     key: &'a str,
 }
 
 impl Writer<'_> {
-    fn value(&mut self, value: &Value, depth: usize) -> Result<(), String> {
-        if depth > MAX_DEPTH {
-            return Err(format!("tojson: nested deeper than {MAX_DEPTH}"));
+    /// Appends text, if it still fits.
+    fn put(&mut self, text: &str) -> Result<(), Error> {
+        if text.len() > self.limit - self.out.len() {
+            return Err(refused(format!("tojson: more than {} bytes", self.limit)));
         }
-        match value.kind() {
-            ValueKind::None => self.out.push_str("null"),
-            ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number if value.is_integer() => {
-                let _ = write!(self.out, "{value}");
-            }
-            ValueKind::Number => self.float(value),
-            ValueKind::String => self.string(value.as_str().unwrap_or_default()),
-            ValueKind::Seq | ValueKind::Iterable => {
-                let items: Vec<Value> = value.try_iter().map_err(|error| error.to_string())?.collect();
-                self.items(&items, ('[', ']'), depth, |writer, item| writer.value(item, depth + 1))?;
-            }
-            ValueKind::Map => self.map(value, depth)?,
-            kind => return Err(format!("tojson: {kind} is not JSON serializable")),
+        self.out.push_str(text);
+        let owed = (self.out.len() - self.paid) / BYTES_PER_FUEL;
+        if owed > 0 {
+            self.paid += owed * BYTES_PER_FUEL;
+            (self.pay)(owed as u64)?;
         }
         Ok(())
     }
 
-    fn map(&mut self, value: &Value, depth: usize) -> Result<(), String> {
-        let mut entries = Vec::new();
-        for key in value.try_iter().map_err(|error| error.to_string())? {
-            let item = value.get_item(&key).map_err(|error| error.to_string())?;
-            let text = match key.kind() {
-                ValueKind::None => "null".to_owned(),
-                ValueKind::Bool => if key.is_true() { "true" } else { "false" }.to_owned(),
-                _ => key.to_string(),
-            };
-            entries.push((text, item));
+    fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        if depth > MAX_DEPTH {
+            return Err(refused(format!("tojson: nested deeper than {MAX_DEPTH}")));
         }
-        if self.style.sort_keys {
-            entries.sort_by(|a, b| a.0.cmp(&b.0));
+        (self.pay)(VALUE_FUEL)?;
+        match value.kind() {
+            ValueKind::String => self.string(value.as_str().unwrap_or_default()),
+            ValueKind::Seq | ValueKind::Iterable => {
+                self.items(value.try_iter()?, ("[", "]"), depth, |writer, item| {
+                    writer.value(&item, depth + 1)
+                })
+            }
+            ValueKind::Map => self.map(value, depth),
+            kind => match scalar(value) {
+                Some(text) => self.put(&text),
+                None => Err(refused(format!("tojson: {kind} is not JSON serializable"))),
+            },
         }
-        self.items(&entries, ('{', '}'), depth, |writer, (key, item)| {
-            writer.string(key);
-            writer.out.push_str(writer.key);
-            writer.value(item, depth + 1)
+    }
+
+    fn map(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        let keys = value.try_iter()?;
+        if !self.style.sort_keys {
+            return self.items(keys, ("{", "}"), depth, |writer, key| {
+                let text = key_text(&key)?;
+                writer.entry(&text, &value.get_item(&key)?, depth)
+            });
+        }
+        let mut sorted = keys.map(|key| Ok((key_text(&key)?, key))).collect::<Result<Vec<_>, Error>>()?;
+        sorted.sort_by(|a, b| a.0.cmp(&b.0));
+        self.items(sorted.into_iter(), ("{", "}"), depth, |writer, (text, key)| {
+            writer.entry(&text, &value.get_item(&key)?, depth)
         })
+    }
+
+    fn entry(&mut self, key: &str, value: &Value, depth: usize) -> Result<(), Error> {
+        self.string(key)?;
+        self.put(self.key)?;
+        self.value(value, depth + 1)
     }
 
     fn items<T>(
         &mut self,
-        items: &[T],
-        (open, close): (char, char),
+        items: impl Iterator<Item = T>,
+        (open, close): (&str, &str),
         depth: usize,
-        mut each: impl FnMut(&mut Self, &T) -> Result<(), String>,
-    ) -> Result<(), String> {
-        self.out.push(open);
-        for (index, item) in items.iter().enumerate() {
-            if index > 0 {
-                self.out.push_str(self.item);
+        mut each: impl FnMut(&mut Self, T) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.put(open)?;
+        let mut is_empty = true;
+        for item in items {
+            if !is_empty {
+                self.put(self.item)?;
             }
-            self.line(depth + 1);
+            is_empty = false;
+            self.line(depth + 1)?;
             each(self, item)?;
         }
-        if !items.is_empty() {
-            self.line(depth);
+        if !is_empty {
+            self.line(depth)?;
         }
-        self.out.push(close);
+        self.put(close)
+    }
+
+    fn line(&mut self, depth: usize) -> Result<(), Error> {
+        let Some(indent) = self.style.indent else { return Ok(()) };
+        self.put("\n")?;
+        for _ in 0..depth {
+            self.put(&SPACES[..indent.min(MAX_INDENT)])?;
+        }
         Ok(())
     }
 
-    fn line(&mut self, depth: usize) {
-        if let Some(indent) = self.style.indent {
-            self.out.push('\n');
-            self.out.extend(std::iter::repeat_n(' ', indent.min(64) * depth));
-        }
-    }
-
-    fn float(&mut self, value: &Value) {
-        let number = f64::try_from(value.clone()).unwrap_or(f64::NAN);
-        self.out.push_str(&float_text(number));
-    }
-
-    fn string(&mut self, text: &str) {
-        self.out.push('"');
-        for c in text.chars() {
+    fn string(&mut self, text: &str) -> Result<(), Error> {
+        self.put("\"")?;
+        let mut done = 0;
+        let mut escape = String::new();
+        for (at, c) in text.char_indices() {
+            escape.clear();
             match c {
-                '"' => self.out.push_str("\\\""),
-                '\\' => self.out.push_str("\\\\"),
-                '\n' => self.out.push_str("\\n"),
-                '\r' => self.out.push_str("\\r"),
-                '\t' => self.out.push_str("\\t"),
-                '\u{8}' => self.out.push_str("\\b"),
-                '\u{c}' => self.out.push_str("\\f"),
-                c if u32::from(c) < 0x20 || (self.style.ensure_ascii && !c.is_ascii()) => {
+                '"' => escape.push_str("\\\""),
+                '\\' => escape.push_str("\\\\"),
+                '\n' => escape.push_str("\\n"),
+                '\r' => escape.push_str("\\r"),
+                '\t' => escape.push_str("\\t"),
+                '\u{8}' => escape.push_str("\\b"),
+                '\u{c}' => escape.push_str("\\f"),
+                c if u32::from(c) < 0x20 || (self.style.ensure_ascii && is_escaped(c)) => {
                     for unit in c.encode_utf16(&mut [0; 2]) {
-                        let _ = write!(self.out, "\\u{unit:04x}");
+                        let _ = write!(escape, "\\u{unit:04x}");
                     }
                 }
-                c => self.out.push(c),
+                _ => continue,
             }
+            self.put(&text[done..at])?;
+            self.put(&escape)?;
+            done = at + c.len_utf8();
         }
-        self.out.push('"');
+        self.put(&text[done..])?;
+        self.put("\"")
+    }
+}
+
+/// One level's indentation at most.
+const SPACES: &str = match std::str::from_utf8(&[b' '; MAX_INDENT]) {
+    Ok(spaces) => spaces,
+    Err(_) => "",
+};
+
+fn refused(message: String) -> Error {
+    Error::new(ErrorKind::BadSerialization, message)
+}
+
+/// Whether `ensure_ascii` escapes the character.
+fn is_escaped(c: char) -> bool {
+    !c.is_ascii() && !('\u{fdd0}'..='\u{fdef}').contains(&c)
+}
+
+/// The text of a key. As in Python, lists and maps are none.
+fn key_text(key: &Value) -> Result<String, Error> {
+    match key.as_str() {
+        Some(text) => Ok(text.to_owned()),
+        None => scalar(key).ok_or_else(|| {
+            refused(format!("tojson: keys are text, numbers, booleans or none, not {}", key.kind()))
+        }),
+    }
+}
+
+fn scalar(value: &Value) -> Option<String> {
+    match value.kind() {
+        ValueKind::None => Some("null".into()),
+        ValueKind::Bool => Some(if value.is_true() { "true" } else { "false" }.into()),
+        ValueKind::Number if value.is_integer() => Some(value.to_string()),
+        ValueKind::Number => Some(float_text(f64::try_from(value.clone()).unwrap_or(f64::NAN))),
+        _ => None,
     }
 }
 

@@ -12,7 +12,7 @@ use tokenizers::models::bpe::{BPE, Merges, Vocab};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer as Encoder};
 
-use super::control::{Control, Controls};
+use super::control::{Control, Controls, looks_like_control};
 use super::pretokenizer::{self, Rules};
 use super::{Pieces, Tokenizer, byte_level};
 use crate::types::{LoadError, TokenId};
@@ -104,10 +104,16 @@ impl Tokenizer {
         add_bos: Option<bool>,
         path: &Path,
     ) -> Result<Self, LoadError> {
-        let document: Value =
+        let mut document: Value =
             serde_json::from_slice(json).map_err(|error| format_error(path, error.to_string()))?;
         let alphabet = Alphabet::of(&document, path)?;
-        let mut encoder = fenced(path, || Encoder::from_bytes(json))?;
+        let mut encoder = if mark_controls(&mut document, bos) {
+            let json =
+                serde_json::to_vec(&document).map_err(|error| format_error(path, error.to_string()))?;
+            fenced(path, || Encoder::from_bytes(&json))?
+        } else {
+            fenced(path, || Encoder::from_bytes(json))?
+        };
         // Truncation and padding are for training batches, not for prompts.
         encoder.with_padding(None);
         encoder.with_truncation(None).map_err(|error| format_error(path, error.to_string()))?;
@@ -154,6 +160,20 @@ impl Tokenizer {
         let controls = Controls::new(controls).map_err(|message| format_error(path, message))?;
         Ok(Self { encoder, controls, pieces, bos, wants_bos })
     }
+}
+
+/// Makes added tokens special that steer although the file does not say so; whether there were any.
+fn mark_controls(document: &mut Value, bos: Option<&str>) -> bool {
+    let mut marked = false;
+    for token in document.get_mut("added_tokens").and_then(Value::as_array_mut).into_iter().flatten() {
+        let text = token.get("content").and_then(Value::as_str).unwrap_or_default();
+        let steers = looks_like_control(text) || bos == Some(text);
+        if steers && token.get("special").and_then(Value::as_bool) == Some(false) {
+            token["special"] = Value::Bool(true);
+            marked = true;
+        }
+    }
+    marked
 }
 
 impl Control {

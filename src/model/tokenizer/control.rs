@@ -45,6 +45,9 @@ pub(crate) struct Controls {
     split: Option<AhoCorasick>,
     /// Every occurrence, overlapping ones too: what must be broken.
     all: Option<AhoCorasick>,
+    /// First and last characters of the texts, enough to be rare in other text: a template that
+    /// deletes something from a string could else put a token together.
+    edges: Option<AhoCorasick>,
     /// Proper beginnings of the texts.
     beginnings: HashSet<String>,
     /// Proper ends of the texts, of two characters or more: a last character alone, often ">",
@@ -67,6 +70,10 @@ impl Controls {
         };
         let split = build(MatchKind::LeftmostLongest)?;
         let all = build(MatchKind::Standard)?;
+        let edges: BTreeSet<&str> = tokens.iter().flat_map(|token| edges(&token.text)).collect();
+        let edges = AhoCorasick::new(&edges)
+            .map(|automaton| (!tokens.is_empty()).then_some(automaton))
+            .map_err(|error| error.to_string())?;
         let by_text = tokens.iter().map(|token| (token.text.clone(), token.id)).collect();
         let cuts =
             || tokens.iter().flat_map(|token| boundaries(&token.text).map(|cut| token.text.split_at(cut)));
@@ -77,7 +84,7 @@ impl Controls {
             .map(|(_, rest)| rest.to_owned())
             .collect();
         let longest = tokens.iter().map(|token| token.text.len()).max().unwrap_or(0);
-        Ok(Self { tokens, by_text, split, all, beginnings, rests, longest })
+        Ok(Self { tokens, by_text, split, all, edges, beginnings, rests, longest })
     }
 
     /// The id of a control token's exact text.
@@ -127,24 +134,55 @@ impl Controls {
     /// Byte positions, at character boundaries, where a sentinel belongs.
     fn breaks(&self, text: &str) -> BTreeSet<usize> {
         let Some(all) = &self.all else { return BTreeSet::new() };
-        let mut breaks: BTreeSet<usize> = all
-            .find_overlapping_iter(text)
-            .map(|found| found.start() + first_char_len(&text[found.start()..]))
-            .collect();
+        let after_first = |at: usize| at + first_char_len(&text[at..]);
+        let mut breaks: BTreeSet<usize> =
+            all.find_overlapping_iter(text).map(|found| after_first(found.start())).collect();
+        let edges = self.edges.iter().flat_map(|edges| edges.find_overlapping_iter(text));
+        breaks.extend(edges.map(|found| after_first(found.start())));
+        // Templates trim: what counts as the text's ends is what is left then.
+        let ended = text.trim_end();
+        let skipped = text.len() - text.trim_start().len();
         // The beginning of a token at the text's end …
-        for at in boundaries(text).rev().take_while(|at| text.len() - at < self.longest) {
-            if self.beginnings.contains(&text[at..]) {
-                breaks.insert(at + first_char_len(&text[at..]));
+        for at in boundaries(ended).rev().take_while(|at| ended.len() - at < self.longest) {
+            if self.beginnings.contains(&ended[at..]) {
+                breaks.insert(after_first(at));
             }
         }
-        // … and the rest of one at its beginning.
-        for at in boundaries(text).skip(1).chain([text.len()]).take_while(|at| *at < self.longest) {
-            if self.rests.contains(&text[..at]) {
-                breaks.insert(first_char_len(text));
+        // … the rest of one at its beginning …
+        let begun = &text[skipped..];
+        for at in boundaries(begun).skip(1).chain([begun.len()]).take_while(|at| *at < self.longest) {
+            if self.rests.contains(&begun[..at]) {
+                breaks.insert(after_first(skipped));
             }
+        }
+        // … or one's middle as a whole. Words are left be: they are keys that templates look up.
+        let whole = text.trim();
+        let is_inside = |token: &Control| token.text.len() > whole.len() && token.text.contains(whole);
+        if !whole.is_empty() && !whole.chars().all(is_word_or_dash) && self.tokens.iter().any(is_inside) {
+            breaks.insert(after_first(skipped));
         }
         breaks
     }
+}
+
+/// Whether a token that its file does not call special steers nevertheless: role markers and
+/// ends of turns have these forms.
+pub(crate) fn looks_like_control(text: &str) -> bool {
+    let between = |open: &str, close: &str| {
+        let inner = text.strip_prefix(open).and_then(|rest| rest.strip_suffix(close));
+        inner.is_some_and(|inner| !inner.is_empty() && !inner.contains(char::is_whitespace))
+    };
+    between("<|", "|>") || between("<\u{ff5c}", "\u{ff5c}>") || matches!(text, "<end_of_turn>" | "<turn|>")
+}
+
+/// The first two and the last two characters where they are rare in text ("<|"), else three ("</s").
+fn edges(text: &str) -> [&str; 2] {
+    let rare = |pair: &str| pair.chars().all(|c| !c.is_alphanumeric() && !c.is_whitespace() && c != '/');
+    let cuts: Vec<usize> = boundaries(text).chain([text.len()]).collect();
+    // Texts have two characters at least, so three cuts.
+    let front = |count: usize| &text[..cuts[count.min(cuts.len() - 1)]];
+    let back = |count: usize| &text[cuts[(cuts.len() - 1).saturating_sub(count)]..];
+    [if rare(front(2)) { front(2) } else { front(3) }, if rare(back(2)) { back(2) } else { back(3) }]
 }
 
 /// Byte positions at which a character begins.
@@ -154,6 +192,10 @@ fn boundaries(text: &str) -> impl DoubleEndedIterator<Item = usize> {
 
 fn first_char_len(text: &str) -> usize {
     text.chars().next().map_or(0, char::len_utf8)
+}
+
+fn is_word_or_dash(c: char) -> bool {
+    is_word(c) || c == '-'
 }
 
 fn is_word(c: char) -> bool {

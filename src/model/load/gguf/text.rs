@@ -8,7 +8,7 @@ use super::super::{ends, malformed, model_id};
 use super::reader::{Metadata, Value};
 use crate::model::template::ChatTemplate;
 use crate::model::text::TextModel;
-use crate::model::tokenizer::{BpeParts, BpeToken, TokenKind, Tokenizer};
+use crate::model::tokenizer::{BpeParts, BpeToken, TokenKind, Tokenizer, looks_like_control};
 use crate::types::{LoadError, SamplingOptions, TokenId};
 
 const BOS: &str = "tokenizer.ggml.bos_token_id";
@@ -69,6 +69,13 @@ fn parts(metadata: &Metadata<'_>, vocab: usize, path: &Path) -> Result<BpeParts,
     {
         return Err(malformed(path, format!("{} tokens but {} token types", texts.len(), kinds.len())));
     }
+    let mut declared = Vec::new();
+    for key in ENDS.iter().chain([&BOS]) {
+        declared.extend(token(metadata, key, vocab, path)?);
+    }
+    let steers = |id: usize, text: &str| {
+        looks_like_control(text) || declared.iter().any(|declared| declared.0 as usize == id)
+    };
     let tokens = texts
         .iter()
         .enumerate()
@@ -76,6 +83,8 @@ fn parts(metadata: &Metadata<'_>, vocab: usize, path: &Path) -> Result<BpeParts,
             let kind = match kinds.and_then(|kinds| kinds.get(id)) {
                 // Unknown tokens steer nothing, but a text must not become them either.
                 Some(2 | 3) => TokenKind::Control,
+                // Some converters type role markers and ends as the user's own tokens.
+                Some(4) if steers(id, text) => TokenKind::Control,
                 Some(4) => TokenKind::UserDefined,
                 Some(5) => TokenKind::Unused,
                 _ => TokenKind::Normal,
