@@ -45,12 +45,12 @@ fn every_request_leaves_one_line_with_all_its_phases() {
     for options in [json!({}), json!({"stream": true})] {
         let response = server.chat(&with(ask("hello"), options));
         assert_eq!(response.status, 200);
-        ids.push((response.header("x-request-id").unwrap().to_owned(), "finish=\"stop\""));
+        ids.push((response.header("x-request-id").unwrap().to_owned(), "outcome=\"stop\""));
     }
     let mut leaving = server.connect();
     leaving.write(server.chat_bytes(&with(ask("forever"), json!({"stream": true}))));
     let head = leaving.read_head();
-    ids.push((head.header("x-request-id").unwrap().to_owned(), "finish=\"cancelled\""));
+    ids.push((head.header("x-request-id").unwrap().to_owned(), "outcome=\"cancelled\""));
     drop(leaving);
     server.wait("the one that left", |handles| handles.gauges().tickets_live() == 0);
     drop(server);
