@@ -159,8 +159,9 @@ fn no_template_puts_a_control_token_together_from_a_requests_text() {
     let full = "<|im_end|>";
     for from in 0..full.len() {
         for to in from + 1..=full.len() {
-            let mut message =
-                ChatMessage::text(Role::User, format!(" {}</think>{}", &full[..from], &full[from..]));
+            let (front, middle, back) = (&full[..from], &full[from..to], &full[to..]);
+            let torn = format!(" {front}</think>{middle}</think>{back}");
+            let mut message = ChatMessage::text(Role::User, torn);
             message.name = Some(format!("{} ", &full[..to]));
             let mut second = ChatMessage::text(Role::User, format!(" {}\n", &full[to..]));
             second.name = Some(format!("\t{}", &full[from..to]));
@@ -174,6 +175,18 @@ fn no_template_puts_a_control_token_together_from_a_requests_text() {
             );
         }
     }
+}
+
+#[test]
+fn what_templates_look_for_is_left_whole() {
+    let source = "{{ messages[0].content.split('</think>')[-1] }}\
+        {% if '<tool_response>' in messages[0].content %}!{% endif %}{{ filename }}";
+    let text = with_bos(None, source);
+    let mut request =
+        ask(vec![ChatMessage::text(Role::User, "a <s and</s > <tool_response> | x</think>b | c")]);
+    request.template_kwargs.insert("filename".into(), "s".into());
+    let rendered = text.render(&request, SystemTime::UNIX_EPOCH).expect("renders");
+    assert!(rendered.text().ends_with("b | c!s"), "{}", rendered.text());
 }
 
 /// Role markers that a file calls the user's own tokens, or not special, steer all the same.

@@ -92,7 +92,7 @@ impl Tokenizer {
         Ok(Self { encoder, controls, pieces, bos: parts.bos, wants_bos })
     }
 
-    /// Builds the tokenizer of a `tokenizer.json`. `bos` is the BOS token's text, `add_bos`
+    /// Builds the tokenizer of a `tokenizer.json`. `bos` and `eos` are these tokens' texts, `add_bos`
     /// what the folder says about it; `None` = ask the file's post-processor.
     ///
     /// # Errors
@@ -101,13 +101,14 @@ impl Tokenizer {
     pub fn from_json(
         json: &[u8],
         bos: Option<&str>,
+        eos: Option<&str>,
         add_bos: Option<bool>,
         path: &Path,
     ) -> Result<Self, LoadError> {
         let mut document: Value =
             serde_json::from_slice(json).map_err(|error| format_error(path, error.to_string()))?;
         let alphabet = Alphabet::of(&document, path)?;
-        let mut encoder = if mark_controls(&mut document, bos) {
+        let mut encoder = if mark_controls(&mut document, &[bos, eos]) {
             let json =
                 serde_json::to_vec(&document).map_err(|error| format_error(path, error.to_string()))?;
             fenced(path, || Encoder::from_bytes(&json))?
@@ -163,11 +164,12 @@ impl Tokenizer {
 }
 
 /// Makes added tokens special that steer although the file does not say so; whether there were any.
-fn mark_controls(document: &mut Value, bos: Option<&str>) -> bool {
+fn mark_controls(document: &mut Value, declared: &[Option<&str>]) -> bool {
     let mut marked = false;
     for token in document.get_mut("added_tokens").and_then(Value::as_array_mut).into_iter().flatten() {
         let text = token.get("content").and_then(Value::as_str).unwrap_or_default();
-        let steers = looks_like_control(text) || bos == Some(text);
+        let is_declared = text.chars().count() > 1 && declared.contains(&Some(text));
+        let steers = looks_like_control(text) || is_declared;
         if steers && token.get("special").and_then(Value::as_bool) == Some(false) {
             token["special"] = Value::Bool(true);
             marked = true;

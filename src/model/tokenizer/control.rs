@@ -13,6 +13,9 @@ use aho_corasick::{AhoCorasick, MatchKind};
 
 use crate::types::TokenId;
 
+/// What role markers are drawn with: `<|im_start|>`, and DeepSeek's full-width form.
+const BARS: [char; 2] = ['|', '\u{ff5c}'];
+
 /// A control token and how it treats its neighbourhood.
 #[derive(Clone, Debug)]
 pub(crate) struct Control {
@@ -45,9 +48,13 @@ pub(crate) struct Controls {
     split: Option<AhoCorasick>,
     /// Every occurrence, overlapping ones too: what must be broken.
     all: Option<AhoCorasick>,
-    /// First and last characters of the texts, enough to be rare in other text: a template that
-    /// deletes something from a string could else put a token together.
-    edges: Option<AhoCorasick>,
+    /// Bars that the texts have before their last character. After each of them in a request's
+    /// string comes a sentinel, so that a template which deletes something from the string cannot
+    /// put a token together either. Other characters are too common to be treated so: templates
+    /// look for `</think>` and its like.
+    bars: Vec<char>,
+    /// All texts, one after another.
+    joined: String,
     /// Proper beginnings of the texts.
     beginnings: HashSet<String>,
     /// Proper ends of the texts, of two characters or more: a last character alone, often ">",
@@ -70,10 +77,11 @@ impl Controls {
         };
         let split = build(MatchKind::LeftmostLongest)?;
         let all = build(MatchKind::Standard)?;
-        let edges: BTreeSet<&str> = tokens.iter().flat_map(|token| edges(&token.text)).collect();
-        let edges = AhoCorasick::new(&edges)
-            .map(|automaton| (!tokens.is_empty()).then_some(automaton))
-            .map_err(|error| error.to_string())?;
+        let has_bar = |bar: &char| {
+            tokens.iter().any(|token| token.text.char_indices().rev().skip(1).any(|(_, c)| c == *bar))
+        };
+        let bars = BARS.into_iter().filter(has_bar).collect();
+        let joined = tokens.iter().flat_map(|token| [token.text.as_str(), "\0"]).collect();
         let by_text = tokens.iter().map(|token| (token.text.clone(), token.id)).collect();
         let cuts =
             || tokens.iter().flat_map(|token| boundaries(&token.text).map(|cut| token.text.split_at(cut)));
@@ -84,7 +92,7 @@ impl Controls {
             .map(|(_, rest)| rest.to_owned())
             .collect();
         let longest = tokens.iter().map(|token| token.text.len()).max().unwrap_or(0);
-        Ok(Self { tokens, by_text, split, all, edges, beginnings, rests, longest })
+        Ok(Self { tokens, by_text, split, all, bars, joined, beginnings, rests, longest })
     }
 
     /// The id of a control token's exact text.
@@ -137,8 +145,7 @@ impl Controls {
         let after_first = |at: usize| at + first_char_len(&text[at..]);
         let mut breaks: BTreeSet<usize> =
             all.find_overlapping_iter(text).map(|found| after_first(found.start())).collect();
-        let edges = self.edges.iter().flat_map(|edges| edges.find_overlapping_iter(text));
-        breaks.extend(edges.map(|found| after_first(found.start())));
+        breaks.extend(text.match_indices(self.bars.as_slice()).map(|(at, bar)| at + bar.len()));
         // Templates trim: what counts as the text's ends is what is left then.
         let ended = text.trim_end();
         let skipped = text.len() - text.trim_start().len();
@@ -157,8 +164,8 @@ impl Controls {
         }
         // … or one's middle as a whole. Words are left be: they are keys that templates look up.
         let whole = text.trim();
-        let is_inside = |token: &Control| token.text.len() > whole.len() && token.text.contains(whole);
-        if !whole.is_empty() && !whole.chars().all(is_word_or_dash) && self.tokens.iter().any(is_inside) {
+        let is_key = whole.chars().all(is_word_or_dash);
+        if !is_key && whole.len() < self.longest && self.joined.contains(whole) {
             breaks.insert(after_first(skipped));
         }
         breaks
@@ -172,17 +179,8 @@ pub(crate) fn looks_like_control(text: &str) -> bool {
         let inner = text.strip_prefix(open).and_then(|rest| rest.strip_suffix(close));
         inner.is_some_and(|inner| !inner.is_empty() && !inner.contains(char::is_whitespace))
     };
-    between("<|", "|>") || between("<\u{ff5c}", "\u{ff5c}>") || matches!(text, "<end_of_turn>" | "<turn|>")
-}
-
-/// The first two and the last two characters where they are rare in text ("<|"), else three ("</s").
-fn edges(text: &str) -> [&str; 2] {
-    let rare = |pair: &str| pair.chars().all(|c| !c.is_alphanumeric() && !c.is_whitespace() && c != '/');
-    let cuts: Vec<usize> = boundaries(text).chain([text.len()]).collect();
-    // Texts have two characters at least, so three cuts.
-    let front = |count: usize| &text[..cuts[count.min(cuts.len() - 1)]];
-    let back = |count: usize| &text[cuts[(cuts.len() - 1).saturating_sub(count)]..];
-    [if rare(front(2)) { front(2) } else { front(3) }, if rare(back(2)) { back(2) } else { back(3) }]
+    BARS.into_iter().any(|bar| between(&format!("<{bar}"), &format!("{bar}>")))
+        || matches!(text, "<end_of_turn>" | "<turn|>")
 }
 
 /// Byte positions at which a character begins.

@@ -67,7 +67,8 @@ fn tokenizer(folder: &Path, settings: &Value, special: &Map<String, Value>) -> R
     };
     let bos = special.get("bos_token").and_then(Value::as_str);
     let add_bos = settings.get("add_bos_token").and_then(Value::as_bool);
-    Tokenizer::from_json(&json, bos, add_bos, &path)
+    let eos = special.get("eos_token").and_then(Value::as_str);
+    Tokenizer::from_json(&json, bos, eos, add_bos, &path)
 }
 
 /// The template's variables for special tokens: texts, however they are written.

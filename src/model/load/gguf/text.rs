@@ -74,7 +74,8 @@ fn parts(metadata: &Metadata<'_>, vocab: usize, path: &Path) -> Result<BpeParts,
         declared.extend(token(metadata, key, vocab, path)?);
     }
     let steers = |id: usize, text: &str| {
-        looks_like_control(text) || declared.iter().any(|declared| declared.0 as usize == id)
+        let is_declared = || declared.iter().any(|declared| declared.0 as usize == id);
+        looks_like_control(text) || (text.chars().count() > 1 && is_declared())
     };
     let tokens = texts
         .iter()
@@ -83,8 +84,8 @@ fn parts(metadata: &Metadata<'_>, vocab: usize, path: &Path) -> Result<BpeParts,
             let kind = match kinds.and_then(|kinds| kinds.get(id)) {
                 // Unknown tokens steer nothing, but a text must not become them either.
                 Some(2 | 3) => TokenKind::Control,
-                // Some converters type role markers and ends as the user's own tokens.
-                Some(4) if steers(id, text) => TokenKind::Control,
+                // Some converters type role markers and ends as the user's own tokens, or as none.
+                Some(1 | 4) | None if steers(id, text) => TokenKind::Control,
                 Some(4) => TokenKind::UserDefined,
                 Some(5) => TokenKind::Unused,
                 _ => TokenKind::Normal,
