@@ -363,6 +363,6 @@ fn a_log_that_nobody_reads_stops_nothing() {
     child.wait().unwrap();
     let mut log = Vec::new();
     unread.read_to_end(&mut log).unwrap();
-    // What a pipe holds: it was full, and more would have been written.
-    assert!(log.len() >= 64 * 1024, "only {} bytes were logged", log.len());
+    // A pipe holds 64 KiB, less what the next line had no room for: it was full, and more waited.
+    assert!(log.len() > 60 * 1024, "only {} bytes were logged", log.len());
 }
