@@ -70,7 +70,7 @@ test-full: test-setup ## the long tests as well
 
 .PHONY: bench
 bench: build model ## decode and prefill speed of the demo model
-	$(CARGO) bench
+	$(CARGO) bench --bench serving
 
 .PHONY: lint
 lint: native ## format, clippy, documentation, licences
