@@ -19,7 +19,9 @@ use super::{ModelFiles, facts, malformed};
 use crate::types::LoadError;
 use reader::{Header, TensorInfo};
 
-/// Values of `general.architecture` that are understood.
+/// Values of `general.architecture` that are understood. Not derived from `families::KNOWN`: an
+/// architecture belongs here only when the order of its rows (see `RowOrder`) was looked up, for a
+/// wrong one gives wrong text instead of an error.
 pub const ARCHITECTURES: &[&str] = &["llama", "qwen3"];
 
 /// Factors by which a model of the Llama 3 kind divides its rotary frequencies.
