@@ -56,6 +56,9 @@ fn snippet(folder: &Path, name: &str, address: &str) -> PathBuf {
     let text = std::fs::read_to_string(script(name)).unwrap();
     let readme = include_str!("../README.md");
     assert!(readme.contains(text.trim()), "the README does not show {name} as it is run");
+    // A small model may never end its answer: without a limit the snippet runs to the end of the
+    // context, and a client that waits for the whole answer gives up before.
+    assert!(text.contains("max_tokens"), "{name} asks for an answer without end");
     let path = folder.join(name);
     std::fs::write(&path, text.replace("127.0.0.1:8080", address)).unwrap();
     path
