@@ -291,6 +291,21 @@ fn systemd_is_told_when_it_is_ready_and_when_it_stops() {
 }
 
 #[test]
+fn run_continues_a_text_where_the_model_has_no_template() {
+    let base = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tiny/llama");
+    assert!(!Path::new(base).join("chat_template.jinja").exists());
+    let home = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_greenroom"));
+    command.args(["run", base, "Once upon a", "--temperature", "0", "--max-tokens", "5", "--stats"]);
+    let output =
+        command.env("GREENROOM_HOME", home.path()).envs(EXACT).stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.contains("answer 5 tokens"), "{said}");
+    assert!(!output.stdout.is_empty());
+}
+
+#[test]
 fn run_answers_in_the_terminal() {
     let model = common::demo_model();
     let home = tempfile::tempdir().unwrap();
