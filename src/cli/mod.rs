@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::exit::Exit;
 
+mod bench;
 mod doctor;
 mod home;
 mod log;
@@ -53,6 +54,7 @@ Examples:
   greenroom serve                                   the demo model on http://127.0.0.1:8080
   greenroom serve ~/models/Qwen3-0.6B-4bit --port 9000
   greenroom run ~/models/SmolLM2.gguf \"Why is the sky blue?\"
+  greenroom bench                                   how fast it is
   greenroom doctor                                  what this machine can do, and what is wrong"
 )]
 struct Cli {
@@ -68,6 +70,8 @@ enum Command {
     Run(Box<RunArgs>),
     /// Say what this machine can do, what is wrong and how to mend it
     Doctor(DoctorArgs),
+    /// Measure how fast a model is served, here or by another server
+    Bench(Box<BenchArgs>),
 }
 
 /// Flags of the settings that concern a model.
@@ -162,6 +166,37 @@ struct DoctorArgs {
     config: Option<PathBuf>,
 }
 
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  greenroom bench model.gguf
+  greenroom bench --url http://127.0.0.1:8080 --concurrency 8 --json
+Nothing else should run meanwhile: look at the load average.")]
+struct BenchArgs {
+    /// A .gguf file or a model folder; without it the demo model. With --url: the model's name there
+    model: Option<String>,
+    /// Tokens of the prompt whose computation is measured
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    prompt: u32,
+    /// Tokens that each client asks for
+    #[arg(long = "gen", value_name = "N", default_value_t = 128)]
+    generate: u32,
+    /// Clients at once
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 4, 8, 16])]
+    concurrency: Vec<usize>,
+    /// How often each figure is measured
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    rounds: u32,
+    /// Measure this server (any that has OpenAI's /v1/completions) instead
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
+    /// One JSON document
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Device {
     /// Metal where there is one, else the CPU backend
@@ -197,6 +232,7 @@ pub fn run(build: Build) -> Exit {
         Command::Serve(args) => (args.service, serve::serve(&args)),
         Command::Run(args) => (None, run::run(&args)),
         Command::Doctor(args) => (None, doctor::doctor(build, &args)),
+        Command::Bench(args) => (None, bench::bench(&args)),
     };
     match result {
         Ok(exit) => exit,

@@ -73,6 +73,11 @@ impl TextModel {
         Ok(Rendered { text, sentinel })
     }
 
+    /// A prompt that is no conversation: it goes to the model as it stands.
+    pub fn raw(prompt: &str) -> Rendered {
+        Rendered { text: prompt.to_owned(), sentinel: None }
+    }
+
     /// Tokens that the prompt has at the very least, known without encoding it.
     pub fn least_tokens(&self, rendered: &Rendered) -> u32 {
         let marks = rendered
