@@ -229,7 +229,7 @@ fn lies_are_refused_quickly_and_name_the_figure() {
         (llama().tensor("t", &[1; 9], 0, 0).bytes(), "9 dimensions"),
         (llama().tensor("t", &[33], 2, 0).bytes(), "no whole blocks"),
         (llama().tensor("t", &[4], 0, 0).tensor("t", &[4], 0, 0).bytes(), "twice"),
-        (llama().tensor("t", &[256], 12, 0).bytes(), "tensor `t` is Q4_K (type 12)"),
+        (llama().tensor("t", &[255], 12, 0).bytes(), "rows of 255 are no whole blocks of 256 (Q4_K)"),
         (llama().bytes(), "token_embd.weight"),
         (llama().value("general.alignment", 4, &0u32.to_le_bytes()).bytes(), "general.alignment is 0"),
         (Builder::default().text("general.architecture", "mamba").bytes(), "known: llama, qwen3"),
