@@ -48,6 +48,8 @@ pub(super) struct TensorInfo<'a> {
     /// Outermost first.
     pub shape: Vec<usize>,
     pub bytes: Range<usize>,
+    /// Which of the model's files.
+    pub file: usize,
     type_id: u32,
 }
 
@@ -59,8 +61,9 @@ pub(super) struct Header<'a> {
 }
 
 impl<'a> Header<'a> {
-    /// Parses and checks everything that is before the data, and that the data is all there.
-    pub fn parse(bytes: &'a [u8], path: &'a Path) -> Result<Self, LoadError> {
+    /// Parses and checks everything that is before the data, and that the data is all there;
+    /// `file` is the index of the file among the model's.
+    pub fn parse(bytes: &'a [u8], path: &'a Path, file: usize) -> Result<Self, LoadError> {
         let mut cursor = Cursor { bytes, at: 0, path };
         if cursor.take(4)? != b"GGUF" {
             return Err(malformed(path, "does not begin with `GGUF`: not a GGUF file"));
@@ -93,7 +96,7 @@ impl<'a> Header<'a> {
                 if !seen.insert(raw.name) {
                     return Err(raw.wrong("is there twice"));
                 }
-                raw.locate(data, alignment, bytes.len() as u64, path)
+                raw.locate(data, alignment, bytes.len() as u64, path).map(|info| TensorInfo { file, ..info })
             })
             .collect::<Result<_, _>>()?;
         Ok(Self { metadata, tensors })
@@ -162,14 +165,16 @@ impl<'a> RawInfo<'a> {
                 name: self.name,
                 shape,
                 bytes: start as usize..end as usize,
+                file: 0,
                 type_id: self.type_id,
             }),
             _ => Err(malformed(
                 path,
                 format!(
-                    "is cut short: tensor `{}` ends at byte {}, the file has {file}",
+                    "is cut short: tensor `{}` ends at byte {}, the file has {file}{}",
                     self.name,
-                    end.map_or_else(|| "2^64 or later".into(), |end| end.to_string())
+                    end.map_or_else(|| "2^64 or later".into(), |end| end.to_string()),
+                    end.map_or_else(String::new, |end| format!(": {} bytes are missing", end - file)),
                 ),
             )),
         }
