@@ -57,8 +57,8 @@ FAMILIES = {
         {"sliding_window": WINDOW + 1}, {"sliding_window_pattern": 5}, {"rope_local_base_freq": 1000000.0}, {"rope_theta": 10000.0},
         {"rope_scaling": None}, {"query_pre_attn_scalar": 24}]),
     "gemma3-parts": ("Gemma3ForCausalLM", None, {
-        **GEMMA, "model_type": "gemma3_text", "num_hidden_layers": 3, "query_pre_attn_scalar": 24, "rope_theta": None, "attention_bias": True,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "final_logit_softcapping": 10.0,
+        **GEMMA, "model_type": "gemma3_text", "num_hidden_layers": 4, "query_pre_attn_scalar": 24, "rope_theta": None,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"], "final_logit_softcapping": 10.0,
         "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500000.0},
                             "sliding_attention": {"rope_type": "default", "rope_theta": 20000.0}}}, [
         {"final_logit_softcapping": None}, {"query_pre_attn_scalar": 32}]),

@@ -43,6 +43,13 @@ pub(super) fn open(path: &Path) -> Result<ModelFiles, LoadError> {
 /// Maps all shards and enters their tensors.
 fn table(path: &Path, quantization: &Quantization, tied: bool) -> Result<TensorTable, LoadError> {
     let (shards, indexed) = shards(path)?;
+    let missing: Vec<String> =
+        shards.iter().filter(|path| !path.is_file()).map(|path| path.display().to_string()).collect();
+    if !missing.is_empty() {
+        let message =
+            format!("of {} files named in {INDEX} these are missing: {}", shards.len(), missing.join(", "));
+        return Err(LoadError::NotFound { message });
+    }
     let mut files = Vec::with_capacity(shards.len());
     let mut stored: BTreeMap<String, (usize, Stored)> = BTreeMap::new();
     for (number, shard) in shards.iter().enumerate() {
@@ -95,7 +102,7 @@ fn entries(
             Dtype::Other => {
                 return Err(LoadError::Unsupported {
                     message: format!(
-                        "tensor `{name}` is {}; supported are F32, F16, BF16 and MLX's 4 and 8 bits",
+                        "tensor `{name}` is {}; supported are F32, F16, BF16 and MLX's affine quantisation",
                         tensor.dtype_name
                     ),
                 });

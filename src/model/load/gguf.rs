@@ -1,4 +1,4 @@
-//! GGUF: one file with configuration, vocabulary, template and weights.
+//! GGUF: one file with configuration, vocabulary, template and weights, or that split into parts.
 //!
 //! Turns all of it into Hugging Face's names, keys and order of rows, so that a
 //! family reads one shape whatever the file was.
@@ -6,9 +6,10 @@
 mod config;
 mod names;
 mod reader;
+mod shards;
 mod text;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
@@ -18,6 +19,7 @@ use super::tensor::{HostTensor, RowOrder, TensorType};
 use super::{ModelFiles, facts, malformed};
 use crate::types::LoadError;
 use reader::{Header, TensorInfo};
+pub(super) use shards::model_name;
 
 /// Values of `general.architecture` that are understood. Not derived from `families::KNOWN`: an
 /// architecture belongs here only when the order of its rows (see [`INTERLEAVED`]) was looked up, for a
@@ -34,8 +36,8 @@ const EMBEDDING: &str = "token_embd.weight";
 
 /// Opens a file.
 pub(super) fn open(path: &Path) -> Result<ModelFiles, LoadError> {
-    let mapping = Mapping::open(path)?;
-    let header = Header::parse(mapping.bytes(), path)?;
+    let files = shards::open(path)?;
+    let header = shards::parse(&files)?;
     let metadata = &header.metadata;
     let architecture = metadata.text("general.architecture")?;
     if !ARCHITECTURES.contains(&architecture) {
@@ -44,16 +46,9 @@ pub(super) fn open(path: &Path) -> Result<ModelFiles, LoadError> {
             message: format!("architecture `{architecture}` in {}; known: {known}", path.display()),
         });
     }
-    if let Some(parts) = metadata.number("split.count")?
-        && parts > 1
-    {
-        return Err(LoadError::Unsupported {
-            message: format!("{} is one of {parts} parts; join them to one file first", path.display()),
-        });
-    }
     let vocab = embedding_rows(&header, path)?;
     let [all, long, short] = ROPE_FACTORS;
-    let factors = |name| rope_factors(&header, mapping.bytes(), name);
+    let factors = |name| rope_factors(&header, &files, name);
     let factors = config::RopeFactors { all: factors(all)?, long: factors(long)?, short: factors(short)? };
     let (config, head_dim) = config::hugging_face(metadata, architecture, &header.tensors, vocab, factors)?;
     let mut text = text::text_model(metadata, vocab, path)?;
@@ -66,7 +61,7 @@ pub(super) fn open(path: &Path) -> Result<ModelFiles, LoadError> {
         .map(|info| entry(info, architecture, head_dim))
         .collect::<Result<_, _>>()?;
     let family = architecture.to_owned();
-    let mut tensors = TensorTable::new(vec![mapping]);
+    let mut tensors = TensorTable::new(files.into_iter().map(|(_, mapping)| mapping).collect());
     for (name, entry) in entries {
         tensors.insert(name, entry)?;
     }
@@ -85,7 +80,7 @@ fn entry(info: &TensorInfo<'_>, architecture: &str, head_dim: usize) -> Result<(
         file_name: info.name.to_owned(),
         shape: info.shape.clone(),
         kind: info.kind()?,
-        data: Span { file: 0, bytes: info.bytes.clone() },
+        data: Span { file: info.file, bytes: info.bytes.clone() },
         meta: None,
         order,
     };
@@ -104,7 +99,7 @@ fn embedding_rows(header: &Header<'_>, path: &Path) -> Result<usize, LoadError> 
 
 fn rope_factors(
     header: &Header<'_>,
-    bytes: &[u8],
+    files: &[(PathBuf, Mapping)],
     name: &'static str,
 ) -> Result<Option<Vec<f32>>, LoadError> {
     let Some(info) = header.tensor(name) else { return Ok(None) };
@@ -117,7 +112,7 @@ fn rope_factors(
         rows: 1,
         cols: len,
         kind: TensorType::F32,
-        data: bytes.get(info.bytes.clone()).unwrap_or(&[]),
+        data: files.get(info.file).and_then(|(_, file)| file.bytes().get(info.bytes.clone())).unwrap_or(&[]),
         scales: &[],
         biases: &[],
         order: RowOrder::Plain,

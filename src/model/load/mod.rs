@@ -22,7 +22,7 @@ use crate::types::LoadError;
 
 pub use gguf::ARCHITECTURES;
 pub use table::TensorTable;
-pub use tensor::{AffineShape, HostTensor, MetaType, RowOrder, TensorType};
+pub use tensor::{AffineShape, Factors, HostTensor, MetaType, RowOrder, TensorType};
 
 /// A model's files, opened and checked.
 #[derive(Debug)]
@@ -85,13 +85,15 @@ pub fn open(path: &Path) -> Result<ModelFiles, LoadError> {
     }
 }
 
-/// A model's id in the API: the file's stem or the folder's name.
+/// A model's id in the API: the file's stem (without the number of a part) or the folder's name.
 pub fn model_id(path: &Path) -> String {
     let resolved = if path.file_name().is_none() { path.canonicalize().ok() } else { None };
     let path = resolved.as_deref().unwrap_or(path);
     let is_gguf = path.extension().is_some_and(|ext| ext.eq_ignore_ascii_case("gguf"));
     let name = if is_gguf { path.file_stem() } else { path.file_name() };
-    name.map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+    let name = name.map_or_else(|| "model".into(), |name| name.to_string_lossy());
+    let name = if is_gguf { gguf::model_name(&name) } else { &name };
+    name.to_owned()
 }
 
 /// The format error of a file.
