@@ -70,8 +70,8 @@ FAMILIES = {
                                              "max_position_embeddings": 512, "original_max_position_embeddings": 512,
                                              "rope_scaling": {**LONGROPE, "attention_factor": 1.2}}, [
         {"rope_scaling": {**LONGROPE, "attention_factor": 1.0}}, {"rope_scaling": None}]),
-    "granite": ("GraniteForCausalLM", "granite", {"model_type": "granite", "attention_bias": False, "mlp_bias": False, "embedding_multiplier": 3.0,
-                                                  "residual_multiplier": 0.4, "attention_multiplier": 0.4, "logits_scaling": 0.8,
+    "granite": ("GraniteForCausalLM", "granite", {"model_type": "granite", "attention_bias": False, "mlp_bias": False, "embedding_multiplier": 1.5,
+                                                  "residual_multiplier": 0.7, "attention_multiplier": 0.4, "logits_scaling": 0.8,
                                                   "tie_word_embeddings": True}, [
         {"embedding_multiplier": 1.0}, {"residual_multiplier": 1.0}, {"attention_multiplier": 0.25}, {"logits_scaling": 1.0}]),
     "smollm3": ("SmolLM3ForCausalLM", "smollm3", {"model_type": "smollm3", "attention_bias": False, "mlp_bias": False, "no_rope_layer_interval": 4,

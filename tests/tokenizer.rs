@@ -10,7 +10,9 @@ use std::time::SystemTime;
 use common::{data, demo_model, json};
 use greenroom::model::load;
 use greenroom::model::text::TextModel;
-use greenroom::model::tokenizer::{BpeParts, BpeToken, Detokenizer, TokenKind, Tokenizer};
+use greenroom::model::tokenizer::{
+    BpeParts, BpeToken, Detokenizer, KNOWN_PRETOKENIZERS, TokenKind, Tokenizer,
+};
 use greenroom::types::{ChatMessage, ChatRequest, PrepareError, Role, TokenId, ToolCall};
 use proptest::prelude::*;
 use serde_json::{Value, json as value};
@@ -324,6 +326,57 @@ fn pretokenizers_split_as_their_models_do() {
     assert_eq!(split("llama-bpe", "!a\n\nb"), ["!a", "\n\n", "b"]);
     assert_eq!(split("gpt-2", "!a\n\nb"), ["!", "a", "\n", "\n", "b"]);
     assert_eq!(split("qwen2", "a's b"), ["a", "'s", " b"]);
+}
+
+/// Bytes and no merges.
+fn bytes_only(pre: &str) -> Tokenizer {
+    let scripted = TextModel::scripted();
+    let printable = |b: &u8| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    let tokens = (0..=255u32).map(|id| {
+        let byte = scripted.tokenizer.token_bytes(TokenId(id))[0];
+        let rank = (0..byte).filter(|b| !printable(b)).count() as u32;
+        let c = if printable(&byte) { char::from(byte) } else { char::from_u32(256 + rank).expect("a char") };
+        BpeToken { text: c.to_string(), kind: TokenKind::Normal }
+    });
+    let parts =
+        BpeParts { tokens: tokens.collect(), merges: vec![], pre: pre.into(), bos: None, add_bos: None };
+    Tokenizer::from_bpe(parts, "test".as_ref()).expect("builds")
+}
+
+/// A quadratic expression would need minutes for each of these.
+#[test]
+fn every_known_pretokenizer_takes_long_runs_of_anything() {
+    for pre in KNOWN_PRETOKENIZERS {
+        let tokenizer = bytes_only(pre);
+        assert_eq!(tokenizer.decode(&tokenizer.encode_text("é 1a\n").expect("encodes"), false), "é 1a\n");
+        // Names that share an expression.
+        if [
+            "olmo",
+            "phi-2",
+            "starcoder",
+            "refact",
+            "command-r",
+            "llama3",
+            "llama-v3",
+            "dbrx",
+            "smaug-bpe",
+            "chatglm-bpe",
+            "glm4",
+            "deepseek-r1-qwen",
+            "llama4",
+        ]
+        .contains(pre)
+        {
+            continue;
+        }
+        for (unit, tail) in
+            [("a", ""), ("A", ""), (" ", "a"), (" ", ""), ("\n", " b"), ("1", "."), ("!", "x"), ("一", "")]
+        {
+            let text = unit.repeat((1 << 17) / unit.len()) + tail;
+            let ids = tokenizer.encode_text(&text).expect("encodes");
+            assert_eq!(tokenizer.decode(&ids, false), text, "{pre}: {unit:?}");
+        }
+    }
 }
 
 #[test]

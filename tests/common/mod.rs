@@ -18,6 +18,13 @@ pub fn demo_model() -> PathBuf {
     path
 }
 
+/// A file that `native/tokenizers.sh` fetches for the long tests.
+pub fn fetched(name: &str) -> PathBuf {
+    let path = home().join("tokenizers").join(name);
+    assert!(path.is_file(), "{} is missing: run native/tokenizers.sh first", path.display());
+    path
+}
+
 fn home() -> PathBuf {
     if let Some(home) = std::env::var_os("GREENROOM_HOME") {
         return home.into();

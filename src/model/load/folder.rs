@@ -13,6 +13,7 @@ use super::mapping::Mapping;
 use super::table::{Entry, Span, TensorTable};
 use super::tensor::{RowOrder, TensorType};
 use super::{ModelFiles, facts, malformed};
+use crate::model::text::TextModel;
 use crate::types::LoadError;
 use quantization::Quantization;
 use safetensors::{Dtype, Stored};
@@ -38,6 +39,11 @@ pub(super) fn open(path: &Path) -> Result<ModelFiles, LoadError> {
     let tensors = table(path, &quantization, tied)?;
     text.facts = facts::facts(&family, "safetensors", &tensors, text.context);
     Ok(ModelFiles { config, tensors, text, path: path.to_owned() })
+}
+
+/// The text side alone.
+pub(super) fn open_text(path: &Path) -> Result<TextModel, LoadError> {
+    text::text_model(path, &required_json(&path.join("config.json"))?)
 }
 
 /// Maps all shards and enters their tensors.

@@ -17,6 +17,7 @@ use super::mapping::Mapping;
 use super::table::{Entry, Span, TensorTable};
 use super::tensor::{HostTensor, RowOrder, TensorType};
 use super::{ModelFiles, facts, malformed};
+use crate::model::text::TextModel;
 use crate::types::LoadError;
 use reader::{Header, TensorInfo};
 pub(super) use shards::model_name;
@@ -67,6 +68,13 @@ pub(super) fn open(path: &Path) -> Result<ModelFiles, LoadError> {
     }
     text.facts = facts::facts(&family, "GGUF", &tensors, text.context);
     Ok(ModelFiles { config, tensors, text, path: path.to_owned() })
+}
+
+/// The text side alone, of any architecture; its context is unknown.
+pub(super) fn open_text(path: &Path) -> Result<TextModel, LoadError> {
+    let files = shards::open(path)?;
+    let header = shards::parse(&files)?;
+    text::text_model(&header.metadata, embedding_rows(&header, path)?, path)
 }
 
 fn entry(info: &TensorInfo<'_>, architecture: &str, head_dim: usize) -> Result<(String, Entry), LoadError> {

@@ -85,6 +85,18 @@ pub fn open(path: &Path) -> Result<ModelFiles, LoadError> {
     }
 }
 
+/// Opens the text side alone: tokenizer, template, ends. Its weights need not be supported, and its
+/// `context` and `facts` may be missing.
+///
+/// # Errors
+/// As [`open`], for what concerns text.
+pub fn open_text(path: &Path) -> Result<TextModel, LoadError> {
+    match kind(path)? {
+        ModelKind::Gguf => gguf::open_text(path),
+        ModelKind::Folder => folder::open_text(path),
+    }
+}
+
 /// A model's id in the API: the file's stem (without the number of a part) or the folder's name.
 pub fn model_id(path: &Path) -> String {
     let resolved = if path.file_name().is_none() { path.canonicalize().ok() } else { None };
