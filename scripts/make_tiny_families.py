@@ -124,7 +124,7 @@ def write_folder(name, folder, config, weights):
     """What is stored: for `gemma3-parts` the text part inside a configuration for more, with the names that go with it."""
     if name == "gemma3-parts":
         outer = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": config,
-                 "vocab_size": VOCAB, "max_position_embeddings": config["max_position_embeddings"], "torch_dtype": "float16"}
+                 "torch_dtype": "float16"}
         config, weights = outer, {"language_model." + tensor: w for tensor, w in weights.items()}
     write_json(folder / "config.json", config)
     write_tokenizer_files(folder, "smollm")

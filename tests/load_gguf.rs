@@ -238,7 +238,10 @@ fn lies_are_refused_quickly_and_name_the_figure() {
         (llama().tensor("t", &[255], 12, 0).bytes(), "rows of 255 are no whole blocks of 256 (Q4_K)"),
         (llama().bytes(), "token_embd.weight"),
         (llama().value("general.alignment", 4, &0u32.to_le_bytes()).bytes(), "general.alignment is 0"),
-        (Builder::default().text("general.architecture", "mamba").bytes(), "known: llama, qwen3"),
+        (
+            Builder::default().text("general.architecture", "mamba").bytes(),
+            "known: llama, qwen2, qwen3, gemma2",
+        ),
         (Builder::default().bytes(), "`general.architecture` is missing"),
         (b"GGUF".to_vec(), "cut short"),
         (b"GGML\0\0\0\0".to_vec(), "not a GGUF file"),

@@ -18,6 +18,13 @@ pub fn demo_model() -> PathBuf {
     path
 }
 
+/// Gemma 3 270M, for the long tests; without it a test that asks for it fails and says how to get it.
+pub fn gemma() -> PathBuf {
+    let path = home().join("models/gemma-3-270m-q4_k_m.gguf");
+    assert!(path.is_file(), "Gemma is not at {}: run native/gemma.sh first", path.display());
+    path
+}
+
 /// A file that `native/tokenizers.sh` fetches for the long tests.
 pub fn fetched(name: &str) -> PathBuf {
     let path = home().join("tokenizers").join(name);

@@ -22,8 +22,14 @@ pub(super) fn text_model(folder: &Path, config: &Value) -> Result<TextModel, Loa
     let special = special_texts(&settings);
     let tokenizer = tokenizer(folder, &settings, &special)?;
 
+    // A model that was made for more than text describes its text part apart.
+    let text = |key: &str| config.get("text_config").and_then(|text| text.get(key));
     let number = |key: &str| {
-        let value = config.get(key).and_then(Value::as_u64).and_then(|value| u32::try_from(value).ok());
+        let value = config
+            .get(key)
+            .or_else(|| text(key))
+            .and_then(Value::as_u64)
+            .and_then(|value| u32::try_from(value).ok());
         value
             .filter(|value| *value > 0)
             .ok_or_else(|| malformed(&config_path, format!("`{key}` is missing or out of range")))
