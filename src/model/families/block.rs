@@ -145,6 +145,9 @@ pub struct Block<O: Ops> {
     residual_scale: f32,
 }
 
+/// Names and rows of matrices that are stacked.
+type Parts<'a> = &'a [(&'a str, usize)];
+
 /// Reads and packs one block's tensors.
 struct Packer<'a, O: Ops> {
     tensors: &'a TensorTable,
@@ -156,12 +159,7 @@ struct Packer<'a, O: Ops> {
 
 impl<O: Ops> Packer<'_, O> {
     /// Matrices `(name, rows)` of equal width, stacked, with their biases.
-    fn linear(
-        &self,
-        parts: &[(&str, usize)],
-        cols: usize,
-        biased: bool,
-    ) -> Result<PackedLinear<O>, LoadError> {
+    fn linear(&self, parts: Parts<'_>, cols: usize, biased: bool) -> Result<PackedLinear<O>, LoadError> {
         let prefix = &self.prefix;
         let matrices = parts
             .iter()
@@ -209,7 +207,7 @@ impl<O: Ops> PackedBlock<O> {
         let (hidden, wide) = (sizes.hidden, sizes.intermediate);
         let (q, kv) = (sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim);
         let packer = Packer::<O> { tensors, prefix, norm_offset: spec.norm_offset, config };
-        let (qkv, gate_up): (&[(&str, usize)], &[(&str, usize)]) = match spec.fused {
+        let (qkv, gate_up): (Parts<'_>, Parts<'_>) = match spec.fused {
             true => (&[("self_attn.qkv_proj", q + 2 * kv)], &[("mlp.gate_up_proj", 2 * wide)]),
             false => (
                 &[("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)],
