@@ -19,6 +19,7 @@ pub mod engine;
 #[cfg(feature = "fake")]
 pub mod fake;
 pub mod families;
+pub mod hub;
 pub mod load;
 #[cfg(feature = "mlx")]
 pub mod mlx;
