@@ -9,9 +9,12 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::exit::Exit;
 
+mod demo;
 mod doctor;
 mod home;
 mod log;
+mod progress;
+mod pull;
 mod run;
 mod serve;
 mod service;
@@ -52,6 +55,8 @@ impl Stop {
 Examples:
   greenroom serve                                   the demo model on http://127.0.0.1:8080
   greenroom serve ~/models/Qwen3-0.6B-4bit --port 9000
+  greenroom serve ORG/NAME                          a model of the hub, pulled where it is not here yet
+  greenroom pull ORG/NAME:Q4_K_M                    one quantisation of a GGUF repository
   greenroom run ~/models/SmolLM2.gguf \"Why is the sky blue?\"
   greenroom doctor                                  what this machine can do, and what is wrong"
 )]
@@ -66,6 +71,8 @@ enum Command {
     Serve(Box<ServeArgs>),
     /// Answer once, or chat in the terminal
     Run(Box<RunArgs>),
+    /// Get a model from the hub, or a demo model
+    Pull(PullArgs),
     /// Say what this machine can do, what is wrong and how to mend it
     Doctor(DoctorArgs),
 }
@@ -101,7 +108,7 @@ Examples:
   greenroom serve --config /etc/greenroom.toml --service systemd model.gguf
 Every setting: config/greenroom.toml. Each is also a variable: GREENROOM__HTTP__PORT=9000")]
 struct ServeArgs {
-    /// A .gguf file or a model folder; without it the demo model
+    /// A .gguf file, a model folder or a hub id; without it the demo model
     model: Option<String>,
     /// Address to listen on
     #[arg(long)]
@@ -126,7 +133,7 @@ Examples:
   git diff | greenroom run model.gguf \"Summarise this change:\"
   greenroom run model.gguf                          a chat; /new begins again, /exit ends")]
 struct RunArgs {
-    /// A .gguf file or a model folder
+    /// A .gguf file, a model folder or a hub id
     model: String,
     /// What to say; text from a pipe is added to it; without either a chat
     prompt: Option<String>,
@@ -153,6 +160,27 @@ struct RunArgs {
     stats: bool,
     #[command(flatten)]
     engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  greenroom pull demo                               the demo model of `greenroom serve`
+  greenroom pull ORG/NAME                           a model folder, or the only GGUF file
+  greenroom pull ORG/NAME:Q4_K_M@v1.0               one quantisation, at a tag
+  greenroom pull ORG/NAME --file '*.json'           just these files
+Files go to the cache that all programs of the hub share: HF_HOME and HF_HUB_CACHE name another place,
+HF_TOKEN opens gated models, HF_ENDPOINT names a mirror, HF_HUB_OFFLINE=1 asks nobody. What breaks off is
+taken up again by the same command. The last line on stdout is the model's path.")]
+struct PullArgs {
+    /// ORG/NAME[:QUANT][@REVISION], demo or demo-speech
+    model: String,
+    /// Only files that match: * is anything, ? one character; may be given several times
+    #[arg(long, value_name = "GLOB")]
+    file: Vec<String>,
+    /// Settings file; without it greenroom.toml in the data folder, where there is one
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -196,6 +224,7 @@ pub fn run(build: Build) -> Exit {
     let (manager, result) = match cli.command {
         Command::Serve(args) => (args.service, serve::serve(&args)),
         Command::Run(args) => (None, run::run(&args)),
+        Command::Pull(args) => (None, pull::pull(&args)),
         Command::Doctor(args) => (None, doctor::doctor(build, &args)),
     };
     match result {

@@ -55,6 +55,12 @@ impl FileModel {
         choose(config.engine.device)?;
         Ok(Self { id: load::model_id(path), path: path.to_path_buf(), config: config.clone() })
     }
+
+    /// Another id in the API than the path's, where there is one.
+    pub fn named(mut self, id: Option<String>) -> Self {
+        self.id = id.unwrap_or(self.id);
+        self
+    }
 }
 
 /// The backend for a choice: Metal where there is one, else our own.

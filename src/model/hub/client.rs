@@ -216,7 +216,9 @@ impl<'a> Client<'a> {
                 Err(Trouble::Broken(message)) if tries >= TRIES_UNANSWERED => {
                     return Err(self.unreachable(message));
                 }
-                Err(Trouble::Busy(status, _)) if tries >= TRIES => return Err(self.status(status, what, tries)),
+                Err(Trouble::Busy(status, _)) if tries >= TRIES => {
+                    return Err(self.status(status, what, tries));
+                }
                 Err(Trouble::Broken(_)) => None,
                 Err(Trouble::Busy(_, asked)) => asked,
             };
@@ -402,10 +404,17 @@ mod tests {
         assert_eq!(target("/c/d").as_deref(), Some("https://hub.example/c/d"));
         assert_eq!(target("y").as_deref(), Some("https://hub.example/a/b/resolve/main/y"));
         assert_eq!(target("//cdn.example/z?k=1").as_deref(), Some("https://cdn.example/z?k=1"));
-        assert_eq!((target("file:///etc/passwd"), target("")), (None, Some("https://hub.example/a/b/resolve/main/".into())));
+        assert_eq!(
+            (target("file:///etc/passwd"), target("")),
+            (None, Some("https://hub.example/a/b/resolve/main/".into()))
+        );
         let same = |text: &str| joined(&base, text).is_some_and(|uri| origin(&uri) == origin(&base));
         assert!(same("https://HUB.example:443/q") && same("/q"));
-        assert!(!same("http://hub.example/q") && !same("https://hub.example:444/") && !same("https://hub.example.evil/"));
+        assert!(
+            !same("http://hub.example/q")
+                && !same("https://hub.example:444/")
+                && !same("https://hub.example.evil/")
+        );
     }
 
     #[test]

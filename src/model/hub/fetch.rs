@@ -156,8 +156,10 @@ impl Part {
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).map_err(io)?;
         }
-        let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path).map_err(io)?;
-        let mut part = Self { running: remote.checksum.begin(remote.size), file, have: 0, path: path.clone() };
+        let file =
+            OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path).map_err(io)?;
+        let mut part =
+            Self { running: remote.checksum.begin(remote.size), file, have: 0, path: path.clone() };
         if part.file.metadata().map_err(io)?.len() > remote.size {
             part.clear(remote)?;
         }
@@ -225,7 +227,12 @@ fn transfer(
 }
 
 /// Until all bytes are there, by as many connections as it takes.
-fn fill(client: &Client<'_>, remote: &Remote, part: &mut Part, progress: &dyn Progress) -> Result<(), HubError> {
+fn fill(
+    client: &Client<'_>,
+    remote: &Remote,
+    part: &mut Part,
+    progress: &dyn Progress,
+) -> Result<(), HubError> {
     let mut idle = 0;
     while part.have < remote.size {
         let before = part.have;
@@ -271,7 +278,8 @@ fn read_on(
                 if read as u64 > room {
                     // Not the file that was promised, whatever its beginning.
                     part.clear(remote)?;
-                    let message = format!("{} is longer than the {} bytes promised", remote.file, remote.size);
+                    let message =
+                        format!("{} is longer than the {} bytes promised", remote.file, remote.size);
                     return Err(HubError::Protocol { what: remote.file.clone(), message });
                 }
                 part.append(&buffer[..read])?;

@@ -92,7 +92,10 @@ fn check_name(part: &str) -> Result<(), String> {
         return Err(format!("`{part}` is not a name: letters, digits, `-`, `_` and `.` are possible"));
     }
     // Two dashes separate organisation and name in the cache.
-    if part.starts_with(['.', '-']) || part.ends_with(['.', '-']) || part.contains("..") || part.contains("--")
+    if part.starts_with(['.', '-'])
+        || part.ends_with(['.', '-'])
+        || part.contains("..")
+        || part.contains("--")
     {
         return Err(format!("`{part}` is not a name: it begins, ends or repeats with `.` or `-`"));
     }
@@ -100,7 +103,8 @@ fn check_name(part: &str) -> Result<(), String> {
 }
 
 fn check_revision(revision: &str) -> Result<(), String> {
-    let plain = revision.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'/' | b'+'));
+    let plain =
+        revision.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'/' | b'+'));
     let parts = revision.split('/').all(|part| !part.is_empty() && !part.starts_with('.'));
     if revision.len() > MAX_PART || !plain || !parts || revision.contains("..") {
         return Err(format!("`{revision}` is not a branch, a tag or a commit"));
@@ -137,9 +141,28 @@ mod tests {
     #[test]
     fn what_could_leave_its_folder_is_refused() {
         for text in [
-            "", "name", "/name", "org/", "../x", "org/..", "org/a/b", "org/na me", "org/.git", "a--b/c", "org/x@",
-            "org/x@../../etc", "org/x@/abs", "org/x@a//b", "org/x@.", "org/x@a?b", "org/x:", "org/x:a/b", "org/x:Q4:Q8",
-            "org/x@a@b", "org\\x/y", "org/x%2f",
+            "",
+            "name",
+            "/name",
+            "org/",
+            "../x",
+            "org/..",
+            "org/a/b",
+            "org/na me",
+            "org/.git",
+            "a--b/c",
+            "org/x@",
+            "org/x@../../etc",
+            "org/x@/abs",
+            "org/x@a//b",
+            "org/x@.",
+            "org/x@a?b",
+            "org/x:",
+            "org/x:a/b",
+            "org/x:Q4:Q8",
+            "org/x@a@b",
+            "org\\x/y",
+            "org/x%2f",
         ] {
             assert!(HubId::parse(text).is_err(), "{text}");
         }

@@ -345,7 +345,9 @@ fn replace(path: &Path, bytes: &[u8]) -> Result<(), HubError> {
 
 /// Whether a file's name stays inside its folder.
 pub(super) fn is_safe(name: &str) -> bool {
-    let plain = !name.is_empty() && name.len() <= 1024 && !name.chars().any(|c| c.is_control() || matches!(c, '\\' | ':'));
+    let plain = !name.is_empty()
+        && name.len() <= 1024
+        && !name.chars().any(|c| c.is_control() || matches!(c, '\\' | ':'));
     let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
     plain && inside && !name.split('/').any(|part| part.is_empty() || part == ".")
 }
@@ -359,7 +361,9 @@ mod tests {
         for name in ["a", "a.json", "sub/b", "a b", "Ünï.txt", "..a/b"] {
             assert!(is_safe(name), "{name}");
         }
-        for name in ["", "/a", "../a", "a/../b", "a/..", "./a", "a/./b", "a//b", "a/", "c:\\a", "c:a", "a\\b", "a\0b"] {
+        for name in
+            ["", "/a", "../a", "a/../b", "a/..", "./a", "a/./b", "a//b", "a/", "c:\\a", "c:a", "a\\b", "a\0b"]
+        {
             assert!(!is_safe(name), "{name}");
         }
     }

@@ -86,8 +86,7 @@ impl Hub {
         let listing = client.listing()?;
         let files: Vec<Listed> = listing.siblings.iter().map(listed).collect();
         let choice = select::choose(id, &files, patterns)?;
-        std::fs::create_dir_all(cache)
-            .map_err(|source| HubError::Io { path: cache.to_owned(), source })?;
+        std::fs::create_dir_all(cache).map_err(|source| HubError::Io { path: cache.to_owned(), source })?;
         let mut remotes = choice
             .names()
             .iter()
@@ -115,7 +114,9 @@ impl Hub {
                 _ => Ok(snapshot.to_owned()),
             },
             Choice::Folder(_) => self.find(id).map(|found| found.path),
-            Choice::Gguf(names) => Ok(names.first().map_or_else(|| snapshot.to_owned(), |name| snapshot.join(name))),
+            Choice::Gguf(names) => {
+                Ok(names.first().map_or_else(|| snapshot.to_owned(), |name| snapshot.join(name)))
+            }
         }
     }
 }
@@ -148,9 +149,9 @@ fn remote(client: &Client<'_>, commit: &str, file: &str, siblings: &[Sibling]) -
         None => sibling.blob_id.clone(),
     });
     let wrong = |message: &str| HubError::Protocol { what: file.to_owned(), message: message.to_owned() };
-    let checksum = Checksum::of(&head.etag)
-        .or_else(|| Checksum::of(sum.as_deref()?))
-        .ok_or_else(|| wrong("neither its etag nor the listing gives a checksum, and it is not taken on trust"))?;
+    let checksum = Checksum::of(&head.etag).or_else(|| Checksum::of(sum.as_deref()?)).ok_or_else(|| {
+        wrong("neither its etag nor the listing gives a checksum, and it is not taken on trust")
+    })?;
     let size = head.size.or_else(|| sibling.and_then(|sibling| listed(sibling).size));
     let size = size.ok_or_else(|| wrong("nothing says how large it is"))?;
     let plain = |etag: &str| etag.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'));

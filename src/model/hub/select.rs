@@ -113,7 +113,9 @@ pub(super) fn folder(files: &[Listed]) -> Vec<String> {
     }
     let is_companion = |name: &str| {
         COMPANIONS.contains(&name)
-            || name.strip_prefix(TEMPLATES).is_some_and(|rest| rest.ends_with(".jinja") && !rest.contains('/'))
+            || name
+                .strip_prefix(TEMPLATES)
+                .is_some_and(|rest| rest.ends_with(".jinja") && !rest.contains('/'))
     };
     let mut names: Vec<String> = files.iter().map(|file| file.name.clone()).collect();
     names.retain(|name| is_companion(name) || is_weight(name));
@@ -210,7 +212,9 @@ fn is_quantisation(text: &str) -> bool {
     let numbered = |prefix: &str| {
         upper.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
     };
-    plain && (["Q", "IQ", "TQ", "MXFP"].iter().any(|prefix| numbered(prefix)) || matches!(&*upper, "F16" | "F32" | "BF16" | "FP16"))
+    plain
+        && (["Q", "IQ", "TQ", "MXFP"].iter().any(|prefix| numbered(prefix))
+            || matches!(&*upper, "F16" | "F32" | "BF16" | "FP16"))
 }
 
 /// Whether a name fits a pattern of `*` (anything) and `?` (one character).
@@ -256,36 +260,67 @@ mod tests {
     #[test]
     fn a_folder_is_its_text_side_and_one_form_of_the_weights() {
         let files = listed(&[
-            ".gitattributes", "README.md", "config.json", "tokenizer.json", "chat_template.jinja", "pytorch_model.bin",
-            "onnx/model.onnx", "onnx/decoder.safetensors", "consolidated.safetensors", "model.safetensors.index.json",
-            "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.fp16.safetensors",
-            "additional_chat_templates/tool_use.jinja", "flax_model.msgpack",
-        ]);
-        let Choice::Folder(names) = choose(&id("a/b"), &files, &[]).expect("a folder") else { panic!("a folder") };
-        assert_eq!(names, [
-            "config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors.index.json",
-            "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+            ".gitattributes",
+            "README.md",
+            "config.json",
+            "tokenizer.json",
+            "chat_template.jinja",
+            "pytorch_model.bin",
+            "onnx/model.onnx",
+            "onnx/decoder.safetensors",
+            "consolidated.safetensors",
+            "model.safetensors.index.json",
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            "model.fp16.safetensors",
             "additional_chat_templates/tool_use.jinja",
+            "flax_model.msgpack",
         ]);
+        let Choice::Folder(names) = choose(&id("a/b"), &files, &[]).expect("a folder") else {
+            panic!("a folder")
+        };
+        assert_eq!(
+            names,
+            [
+                "config.json",
+                "tokenizer.json",
+                "chat_template.jinja",
+                "model.safetensors.index.json",
+                "model-00001-of-00002.safetensors",
+                "model-00002-of-00002.safetensors",
+                "additional_chat_templates/tool_use.jinja",
+            ]
+        );
     }
 
     #[test]
     fn of_several_quantisations_one_must_be_named() {
         let files = listed(&[
-            "m-Q4_K_M.gguf", "m-Q8_0.gguf", "mmproj-m-f16.gguf", "m.imatrix.gguf", "m-UD-Q4_K_XL.gguf", "README.md",
-            "BF16/m-BF16-00001-of-00002.gguf", "BF16/m-BF16-00002-of-00002.gguf", "model.safetensors",
+            "m-Q4_K_M.gguf",
+            "m-Q8_0.gguf",
+            "mmproj-m-f16.gguf",
+            "m.imatrix.gguf",
+            "m-UD-Q4_K_XL.gguf",
+            "README.md",
+            "BF16/m-BF16-00001-of-00002.gguf",
+            "BF16/m-BF16-00002-of-00002.gguf",
+            "model.safetensors",
         ]);
         let pick = |text: &str| choose(&id(text), &files, &[]).map(|choice| choice.names().to_vec());
         assert_eq!(pick("a/b:q4_k_m").expect("one"), ["m-Q4_K_M.gguf"]);
         assert_eq!(pick("a/b:UD-Q4_K_XL").expect("one"), ["m-UD-Q4_K_XL.gguf"]);
-        assert_eq!(pick("a/b:BF16").expect("shards"), [
-            "BF16/m-BF16-00001-of-00002.gguf", "BF16/m-BF16-00002-of-00002.gguf"
-        ]);
+        assert_eq!(
+            pick("a/b:BF16").expect("shards"),
+            ["BF16/m-BF16-00001-of-00002.gguf", "BF16/m-BF16-00002-of-00002.gguf"]
+        );
         assert_eq!(pick("a/b").expect("the folder"), ["model.safetensors"]);
         let error = pick("a/b:Q2_K").expect_err("not there").to_string();
         assert!(error.contains("Q2_K") && error.contains("Q8_0") && error.contains("2.0 KiB"), "{error}");
         let error = choose(&id("a/b"), &files[..5], &[]).expect_err("several").to_string();
-        assert!(error.contains("a/b:Q4_K_M") && error.contains("UD-Q4_K_XL") && !error.contains("mmproj"), "{error}");
+        assert!(
+            error.contains("a/b:Q4_K_M") && error.contains("UD-Q4_K_XL") && !error.contains("mmproj"),
+            "{error}"
+        );
         assert_eq!(choose(&id("a/b"), &files[1..3], &[]).expect("the only one").names(), ["m-Q8_0.gguf"]);
     }
 

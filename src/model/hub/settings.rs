@@ -103,7 +103,8 @@ mod tests {
 
     #[test]
     fn the_nearest_variable_names_the_cache() {
-        let cache = |variables: &[(&str, &str)]| settings(variables).cache.map(|path| path.display().to_string());
+        let cache =
+            |variables: &[(&str, &str)]| settings(variables).cache.map(|path| path.display().to_string());
         assert_eq!(cache(&[]), None);
         assert_eq!(cache(&[("HOME", "/h")]).as_deref(), Some("/h/.cache/huggingface/hub"));
         assert_eq!(cache(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]).as_deref(), Some("/x/huggingface/hub"));
@@ -128,7 +129,9 @@ mod tests {
 
     #[test]
     fn offline_is_a_truth_value() {
-        assert!(settings(&[("HF_HUB_OFFLINE", "1")]).offline && settings(&[("HF_HUB_OFFLINE", "True")]).offline);
+        assert!(
+            settings(&[("HF_HUB_OFFLINE", "1")]).offline && settings(&[("HF_HUB_OFFLINE", "True")]).offline
+        );
         assert!(!settings(&[("HF_HUB_OFFLINE", "0")]).offline && !settings(&[]).offline);
     }
 }
