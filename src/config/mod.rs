@@ -115,6 +115,8 @@ pub struct EngineConfig {
     pub context: Option<u32>,
     /// Key-value memory in MiB; unset = a quarter of the machine's memory, at most what all rows can use.
     pub kv_memory_mib: Option<u64>,
+    /// Memory in MiB that a model may need in all; unset = the machine's, or its container's.
+    pub memory_mib: Option<u64>,
 }
 
 /// Activations inside the CPU backend's products.
