@@ -73,6 +73,15 @@ fn named(asked: &str, config: &Config) -> Result<Found, Stop> {
     from_hub(&id, config)
 }
 
+/// A model that is here already: nobody is asked.
+pub(super) fn here(asked: Option<&str>, config: &Config) -> Result<Found, Stop> {
+    let Some(asked) = asked else { return demo() };
+    let mut config = config.clone();
+    config.hub.auto_pull = false;
+    // A file that is no model yet is no reason to look elsewhere.
+    named(asked, &config)
+}
+
 /// A file or folder by its path, by its name in the folder of models, or by a short name.
 pub(super) fn local(asked: &str) -> Option<PathBuf> {
     let path = Path::new(asked);

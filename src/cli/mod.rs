@@ -12,7 +12,9 @@ use crate::exit::Exit;
 mod demo;
 mod doctor;
 mod home;
+mod inspect;
 mod log;
+mod models;
 mod progress;
 mod pull;
 mod run;
@@ -73,6 +75,10 @@ enum Command {
     Run(Box<RunArgs>),
     /// Get a model from the hub, or a demo model
     Pull(PullArgs),
+    /// List the models on this machine: own folder and the hub's cache
+    Models(ModelsArgs),
+    /// Show what a model is made of, without loading it
+    Inspect(InspectArgs),
     /// Say what this machine can do, what is wrong and how to mend it
     Doctor(DoctorArgs),
 }
@@ -184,6 +190,44 @@ struct PullArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  greenroom models                                  name, size, family, context, whether it fits
+  greenroom models --json | jq '.[].id'")]
+struct ModelsArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Settings file; without it greenroom.toml in the data folder, where there is one
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  greenroom inspect model.gguf                      sizes, types, special tokens, memory
+  greenroom inspect ORG/NAME --tensors              every tensor
+  greenroom inspect model.gguf --template           the chat template alone
+  greenroom inspect model.gguf --json | jq .details.memory")]
+struct InspectArgs {
+    /// A .gguf file, a model folder, or a hub id that was pulled; without it the demo model
+    model: Option<String>,
+    /// Print every tensor
+    #[arg(long)]
+    tensors: bool,
+    /// Print the chat template and nothing else
+    #[arg(long, conflicts_with_all = ["tensors", "json"])]
+    template: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Settings file; without it greenroom.toml in the data folder, where there is one
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
 struct DoctorArgs {
     /// Settings file; without it greenroom.toml in the data folder, where there is one
     #[arg(long, value_name = "FILE")]
@@ -225,6 +269,8 @@ pub fn run(build: Build) -> Exit {
         Command::Serve(args) => (args.service, serve::serve(&args)),
         Command::Run(args) => (None, run::run(&args)),
         Command::Pull(args) => (None, pull::pull(&args)),
+        Command::Models(args) => (None, models::models(&args)),
+        Command::Inspect(args) => (None, inspect::inspect(&args)),
         Command::Doctor(args) => (None, doctor::doctor(build, &args)),
     };
     match result {

@@ -20,6 +20,7 @@ pub mod engine;
 pub mod fake;
 pub mod families;
 pub mod hub;
+pub mod inspect;
 pub mod load;
 #[cfg(feature = "mlx")]
 pub mod mlx;
