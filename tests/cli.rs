@@ -13,6 +13,7 @@ fn greenroom(home: &Path, args: &[&str]) -> Output {
 fn command(home: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_greenroom"));
     command.args(args).env("GREENROOM_HOME", home).stdin(Stdio::null());
+    command.env("HF_HOME", home.join("hf")).env_remove("HF_HUB_CACHE").env("HF_HUB_OFFLINE", "1");
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("GREENROOM__") {
             command.env_remove(name);
@@ -32,7 +33,7 @@ fn stdout(output: &Output) -> String {
 #[test]
 fn help_shows_examples_and_version_the_version() {
     let home = tempfile::tempdir().unwrap();
-    for args in [&["--help"][..], &["serve", "--help"], &["run", "--help"]] {
+    for args in [&["--help"][..], &["serve", "--help"], &["run", "--help"], &["pull", "--help"]] {
         let output = greenroom(home.path(), args);
         assert_eq!(output.status.code(), Some(0));
         assert!(stdout(&output).contains("Examples:"), "{}", stdout(&output));
@@ -65,13 +66,13 @@ fn a_model_that_is_not_there_is_named_with_the_way_to_get_one() {
     let home = tempfile::tempdir().unwrap();
     let output = greenroom(home.path(), &["serve"]);
     assert_eq!(output.status.code(), Some(78));
-    assert!(stderr(&output).contains("make model"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("greenroom pull demo"), "{}", stderr(&output));
     let output = greenroom(home.path(), &["serve", "/nowhere/model.gguf"]);
     assert_eq!(output.status.code(), Some(78));
     assert!(stderr(&output).contains("/nowhere/model.gguf: no such file"), "{}", stderr(&output));
     let output = greenroom(home.path(), &["run", "org/model", "hello"]);
     assert_eq!(output.status.code(), Some(78));
-    assert!(stderr(&output).contains("hub id"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("greenroom pull org/model"), "{}", stderr(&output));
 }
 
 #[test]
@@ -155,7 +156,7 @@ fn doctor_says_what_is_wrong_and_how_to_mend_it() {
     let output = run();
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("WRONG  models") && text.contains("make model"), "{text}");
+    assert!(text.contains("WRONG  models") && text.contains("greenroom pull demo"), "{text}");
     for name in ["version", "settings", "processor", "memory", "features"] {
         assert!(text.contains(&format!("ok     {name}")), "{name} in {text}");
     }

@@ -156,8 +156,7 @@ fn models(report: &mut Report) {
     found.sort();
     let place = folder.display();
     if found.is_empty() {
-        let cure =
-            "`make model` gets the demo model; any .gguf file or model folder can be given by its path";
+        let cure = "`greenroom pull demo` gets the demo model; any .gguf file or model folder can be given by its path";
         return report.wrong("models", &format!("none in {place}"), cure);
     }
     report.fact("models", &format!("{} in {place}", found.join(", ")));

@@ -21,7 +21,7 @@ use crate::model::text::TextModel;
 use crate::types::LoadError;
 
 pub use gguf::ARCHITECTURES;
-pub use table::TensorTable;
+pub use table::{TensorFacts, TensorTable};
 pub use tensor::{AffineShape, Factors, HostTensor, MetaType, RowOrder, TensorType};
 
 /// A model's files, opened and checked.

@@ -40,6 +40,19 @@ struct Slot {
     used: AtomicBool,
 }
 
+/// What is known of a tensor without reading it.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorFacts<'a> {
+    /// In Hugging Face's terms.
+    pub name: &'a str,
+    /// Outermost first, in elements.
+    pub shape: &'a [usize],
+    /// How it is stored.
+    pub kind: TensorType,
+    /// In the file, scales and biases included.
+    pub bytes: u64,
+}
+
 /// A model's tensors by name.
 #[derive(Debug, Default)]
 pub struct TensorTable {
@@ -145,6 +158,16 @@ impl TensorTable {
     /// All names, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.slots.keys().map(String::as_str)
+    }
+
+    /// All tensors, in the order of their names.
+    pub fn facts(&self) -> impl Iterator<Item = TensorFacts<'_>> {
+        self.slots.iter().map(|(name, slot)| {
+            let entry = &slot.entry;
+            let meta = entry.meta.as_ref().map_or(0, |(a, b)| a.bytes.len() + b.bytes.len());
+            let bytes = (entry.data.bytes.len() + meta) as u64;
+            TensorFacts { name, shape: &entry.shape, kind: entry.kind, bytes }
+        })
     }
 
     /// Elements of all tensors: the model's parameters.
