@@ -191,7 +191,10 @@ impl<'a> RawInfo<'a> {
                     "is cut short: tensor `{}` ends at byte {}, the file has {file}{}",
                     self.name,
                     end.map_or_else(|| "2^64 or later".into(), |end| end.to_string()),
-                    end.map_or_else(String::new, |end| format!(": {} bytes are missing", end - file)),
+                    end.map_or_else(String::new, |end| format!(
+                        ": at least {} bytes are missing",
+                        end - file
+                    )),
                 ),
             )),
         }
