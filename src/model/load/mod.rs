@@ -108,6 +108,16 @@ pub fn model_id(path: &Path) -> String {
     name.to_owned()
 }
 
+/// Those of the files that are not there, in words; `None` where all are.
+fn missing(files: &[PathBuf]) -> Option<String> {
+    const SHOWN: usize = 5;
+    let missing: Vec<&PathBuf> = files.iter().filter(|path| !path.is_file()).collect();
+    let names: Vec<String> = missing.iter().take(SHOWN).map(|path| path.display().to_string()).collect();
+    let more = missing.len().saturating_sub(SHOWN);
+    let and = if more > 0 { format!(" and {more} more") } else { String::new() };
+    (!missing.is_empty()).then(|| format!("{}{and}", names.join(", ")))
+}
+
 /// The format error of a file.
 fn malformed(path: &Path, message: impl Into<String>) -> LoadError {
     LoadError::Format { path: path.to_owned(), message: message.into() }
