@@ -12,6 +12,7 @@ use crate::exit::Exit;
 mod doctor;
 mod home;
 mod log;
+mod render;
 mod run;
 mod serve;
 mod service;
@@ -66,6 +67,8 @@ enum Command {
     Serve(Box<ServeArgs>),
     /// Answer once, or chat in the terminal
     Run(Box<RunArgs>),
+    /// Print what a chat template makes of given variables
+    Render(RenderArgs),
     /// Say what this machine can do, what is wrong and how to mend it
     Doctor(DoctorArgs),
 }
@@ -156,6 +159,28 @@ struct RunArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  greenroom render chat_template.jinja variables.json
+  greenroom render chat_template.jinja variables.json --bos '<s>' --eos '</s>' --now 2026-01-15T12:34:56Z
+variables.json: {\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}], \"add_generation_prompt\": true}")]
+struct RenderArgs {
+    /// The template
+    template: PathBuf,
+    /// Its variables: a JSON object with messages, tools, add_generation_prompt and any other
+    variables: PathBuf,
+    /// Text of bos_token
+    #[arg(long, value_name = "TEXT")]
+    bos: Option<String>,
+    /// Text of eos_token
+    #[arg(long, value_name = "TEXT")]
+    eos: Option<String>,
+    /// What strftime_now sees, in UTC; without it the time it is
+    #[arg(long, value_name = "ISO-TIME")]
+    now: Option<String>,
+}
+
+#[derive(Debug, Args)]
 struct DoctorArgs {
     /// Settings file; without it greenroom.toml in the data folder, where there is one
     #[arg(long, value_name = "FILE")]
@@ -196,6 +221,7 @@ pub fn run(build: Build) -> Exit {
     let (manager, result) = match cli.command {
         Command::Serve(args) => (args.service, serve::serve(&args)),
         Command::Run(args) => (None, run::run(&args)),
+        Command::Render(args) => (None, render::render(&args)),
         Command::Doctor(args) => (None, doctor::doctor(build, &args)),
     };
     match result {
