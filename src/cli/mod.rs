@@ -18,6 +18,7 @@ mod log;
 mod models;
 mod progress;
 mod pull;
+mod render;
 mod run;
 mod serve;
 mod service;
@@ -81,6 +82,8 @@ enum Command {
     Models(ModelsArgs),
     /// Show what a model is made of, without loading it
     Inspect(InspectArgs),
+    /// Print what a chat template makes of given variables
+    Render(RenderArgs),
     /// Say what this machine can do, what is wrong and how to mend it
     Doctor(DoctorArgs),
     /// Measure how fast a model is served, here or by another server
@@ -232,6 +235,28 @@ struct InspectArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  greenroom render chat_template.jinja variables.json
+  greenroom render chat_template.jinja variables.json --bos '<s>' --eos '</s>' --now 2026-01-15T12:34:56Z
+variables.json: {\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}], \"add_generation_prompt\": true}")]
+struct RenderArgs {
+    /// The template
+    template: PathBuf,
+    /// Its variables: a JSON object with messages, tools, add_generation_prompt and any other
+    variables: PathBuf,
+    /// Text of bos_token
+    #[arg(long, value_name = "TEXT")]
+    bos: Option<String>,
+    /// Text of eos_token
+    #[arg(long, value_name = "TEXT")]
+    eos: Option<String>,
+    /// What strftime_now sees, in UTC; without it the time it is
+    #[arg(long, value_name = "ISO-TIME")]
+    now: Option<String>,
+}
+
+#[derive(Debug, Args)]
 struct DoctorArgs {
     /// Settings file; without it greenroom.toml in the data folder, where there is one
     #[arg(long, value_name = "FILE")]
@@ -306,6 +331,7 @@ pub fn run(build: Build) -> Exit {
         Command::Pull(args) => (None, pull::pull(&args)),
         Command::Models(args) => (None, models::models(&args)),
         Command::Inspect(args) => (None, inspect::inspect(&args)),
+        Command::Render(args) => (None, render::render(&args)),
         Command::Doctor(args) => (None, doctor::doctor(build, &args)),
         Command::Bench(args) => (None, bench::bench(&args)),
     };

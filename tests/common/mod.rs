@@ -18,10 +18,10 @@ pub fn demo_model() -> PathBuf {
     path
 }
 
-/// A file that `native/tokenizers.sh` fetches for the long tests.
+/// A file in Greenroom's data folder that a script of `native/` fetches for the long tests.
 pub fn fetched(name: &str) -> PathBuf {
-    let path = home().join("tokenizers").join(name);
-    assert!(path.is_file(), "{} is missing: run native/tokenizers.sh first", path.display());
+    let path = home().join(name);
+    assert!(path.is_file(), "{} is missing: `make test-full` fetches it", path.display());
     path
 }
 

@@ -79,10 +79,13 @@ pub fn kind(path: &Path) -> Result<ModelKind, LoadError> {
 /// # Errors
 /// Any [`LoadError`] but `Backend`; never panics on what a file holds.
 pub fn open(path: &Path) -> Result<ModelFiles, LoadError> {
-    match kind(path)? {
+    let mut files = match kind(path)? {
         ModelKind::Gguf => gguf::open(path),
         ModelKind::Folder => folder::open(path),
-    }
+    }?;
+    let chat = files.text.chat_facts();
+    files.text.facts.extend(chat);
+    Ok(files)
 }
 
 /// Opens the text side alone: tokenizer, template, ends. Its weights need not be supported, and its
