@@ -118,7 +118,7 @@ mod cpu {
         {
             assert!(error.contains(words), "{words}: {error}");
         }
-        assert!(error.contains("a quantisation of at most"), "{error}");
+        assert!(error.contains("What would fit: a smaller model"), "{error}");
     }
 
     #[test]

@@ -152,7 +152,12 @@ impl Estimate {
             ways.push("half the bytes for keys and values (cpu.kv = \"f16\")".into());
         }
         let room = limit.saturating_sub(self.scratch) / 4 * 3;
-        ways.push(format!("a quantisation of at most {}", ByteSize(room)));
+        // Two bits a weight are the least there is; from sixteen that is an eighth.
+        if room > 0 && room >= self.weights / 8 {
+            ways.push(format!("a quantisation of at most {}", ByteSize(room)));
+        } else {
+            ways.push("a smaller model".into());
+        }
         format!("What would fit: {}", ways.join("; or "))
     }
 }
