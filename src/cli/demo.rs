@@ -101,8 +101,8 @@ impl Demo {
         let _held = lock(&folder)?;
         // Another process may have brought it in the meantime.
         if !self.is_right(&folder) {
+            remove_abandoned(&folder);
             let work = folder.join(format!(".download-{}", std::process::id()));
-            let _ = fs::remove_dir_all(&work);
             let done = self.bring(&folder, &work);
             let _ = fs::remove_dir_all(&work);
             done?;
@@ -213,6 +213,19 @@ fn lock(folder: &Path) -> Result<fs::File, Stop> {
         let _ = file.lock();
     }
     Ok(file)
+}
+
+/// What an interrupted run left behind: while the lock is held nobody works there. Elsewhere the script
+/// has no lock to hold.
+fn remove_abandoned(folder: &Path) {
+    if !cfg!(target_os = "linux") {
+        return;
+    }
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(".download-") {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 fn sha256(path: &Path) -> io::Result<String> {

@@ -105,7 +105,7 @@ fn as_table(models: &[(Listed, Inspection)]) -> String {
         "MODEL", "SIZE", "FORMAT", "FAMILY", "CONTEXT", "WEIGHTS"
     );
     for (listed, model) in models {
-        let family = model.family.as_deref().unwrap_or("?");
+        let family = shown(model.family.as_deref().unwrap_or("?"));
         let (context, weights) = model.details.as_ref().map_or_else(
             || ("?".to_owned(), "?".to_owned()),
             |details| (details.context.to_string(), details.quantisation.clone()),

@@ -190,18 +190,27 @@ fn prepare_mlx(files: &ModelFiles, config: &Config) -> Result<Box<dyn PreparedEn
     prepare::<MlxOps>(files, config, ops, units)
 }
 
-/// Bytes of an activation in MLX, as the device has it.
+/// How MLX holds a model on this machine's device.
+#[derive(Clone, Copy, Debug)]
+struct MlxNumbers {
+    /// Bytes of an activation, and of a key or value.
+    element_bytes: u64,
+    /// Quantised weights are widened as well.
+    dequantizes: bool,
+}
+
 #[cfg(feature = "mlx")]
-fn mlx_element_bytes() -> u64 {
+fn mlx_numbers() -> MlxNumbers {
     use crate::model::mlx::{MlxConfig, MlxDevice, MlxType};
 
     let device = if cfg!(target_os = "macos") { MlxDevice::Gpu } else { MlxDevice::Cpu };
-    MlxConfig::for_device(device, MlxType::F16).activations.bytes()
+    let config = MlxConfig::for_device(device, MlxType::F16);
+    MlxNumbers { element_bytes: config.activations.bytes(), dequantizes: config.dequantize }
 }
 
 #[cfg(not(feature = "mlx"))]
-fn mlx_element_bytes() -> u64 {
-    4
+fn mlx_numbers() -> MlxNumbers {
+    MlxNumbers { element_bytes: 4, dequantizes: true }
 }
 
 impl ModelSource for FileModel {

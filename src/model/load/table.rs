@@ -5,11 +5,15 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::mapping::Mapping;
 use super::tensor::{HostTensor, RowOrder, TensorType};
 use crate::types::LoadError;
+
+/// After so many bytes handed out, the pages read so far are let go: a load's peak is then the packed
+/// weights and little more, not both forms of the model.
+const RELEASE_BYTES: usize = 4 << 20;
 
 /// Bytes of a mapped file.
 #[derive(Clone, Debug)]
@@ -58,11 +62,13 @@ pub struct TensorFacts<'a> {
 pub struct TensorTable {
     files: Vec<Mapping>,
     slots: BTreeMap<String, Slot>,
+    /// Bytes handed out since pages were last let go.
+    handed: AtomicUsize,
 }
 
 impl TensorTable {
     pub(super) fn new(files: Vec<Mapping>) -> Self {
-        Self { files, slots: BTreeMap::new() }
+        Self { files, slots: BTreeMap::new(), handed: AtomicUsize::new(0) }
     }
 
     /// Adds a tensor after checking its bytes against type and shape.
@@ -126,7 +132,17 @@ impl TensorTable {
             return Err(self.wrong_shape(name, &slot.entry, &[rows, cols]));
         }
         slot.used.store(true, Ordering::Relaxed);
+        self.release_read_pages(slot.entry.data.bytes.len());
         Ok(self.host(&slot.entry, rows, cols))
+    }
+
+    /// What was handed out before has mostly been packed by now; what has not is only read again.
+    fn release_read_pages(&self, next: usize) {
+        let before = self.handed.fetch_add(next, Ordering::Relaxed);
+        if before >= RELEASE_BYTES {
+            self.handed.store(next, Ordering::Relaxed);
+            self.files.iter().for_each(Mapping::release);
+        }
     }
 
     /// A vector of plain floats, widened to f32; marks it as consumed.

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use super::{Backend, choose, context_of, limit, mlx_element_bytes};
+use super::{Backend, choose, context_of, limit, mlx_numbers};
 use crate::config::{Config, KvType};
 use crate::model::load::{ModelFiles, TensorFacts};
 use crate::types::{ByteSize, LoadError};
@@ -48,7 +48,7 @@ pub fn estimate(files: &ModelFiles, config: &Config) -> Result<Estimate, LoadErr
     let head_dim = number("head_dim").or_else(|| hidden.checked_div(heads)).unwrap_or(0);
     let layers = number("num_hidden_layers").unwrap_or(0);
     let element = match (backend, config.cpu.kv) {
-        (Backend::Mlx, _) => mlx_element_bytes(),
+        (Backend::Mlx, _) => mlx_numbers().element_bytes,
         (Backend::Cpu, KvType::F16) => 2,
         (Backend::Cpu, KvType::F32) => 4,
     };
@@ -83,11 +83,13 @@ fn number(config: &Value, key: &str) -> Option<u64> {
     config.get(key).and_then(Value::as_u64).or_else(inner)
 }
 
-/// On the CPU as in the file; MLX widens plain floats to its activations' type.
+/// On the CPU as in the file; MLX widens plain floats to its activations' type, on some devices all weights.
 fn packed_bytes(backend: Backend, tensor: &TensorFacts<'_>) -> u64 {
     let elements = tensor.shape.iter().fold(1u64, |all, dim| all.saturating_mul(*dim as u64));
     match backend {
-        Backend::Mlx if tensor.kind.is_dense() => elements.saturating_mul(mlx_element_bytes()),
+        Backend::Mlx if tensor.kind.is_dense() || mlx_numbers().dequantizes => {
+            elements.saturating_mul(mlx_numbers().element_bytes)
+        }
         _ => tensor.bytes,
     }
 }
@@ -150,7 +152,12 @@ impl Estimate {
             ways.push("half the bytes for keys and values (cpu.kv = \"f16\")".into());
         }
         let room = limit.saturating_sub(self.scratch) / 4 * 3;
-        ways.push(format!("a quantisation of at most {}", ByteSize(room)));
+        // Two bits a weight are the least there is; from sixteen that is an eighth.
+        if room > 0 && room >= self.weights / 8 {
+            ways.push(format!("a quantisation of at most {}", ByteSize(room)));
+        } else {
+            ways.push("a smaller model".into());
+        }
         format!("What would fit: {}", ways.join("; or "))
     }
 }
