@@ -97,7 +97,7 @@ fn metadata_without_which_text_would_be_wrong_is_asked_for() {
         ),
         ("olmo2", "blk.2.attn_q_norm.weight", "blk.2.attn_q_nurm.weight", "q_norm"),
         ("qwen2", "blk.1.attn_k.bias", "blk.1.attn_k.bios", "k_proj.bias"),
-        ("olmo2", "olmo2.attention.head_count_kv", "olmo2.attention.zead_count_kv", "k_proj"),
+        ("olmo2", "olmo2.attention.head_count_kv", "olmo2.attention.zead_count_kv", "k_norm"),
         ("granite", "blk.0.ffn_gate.weight", "blk.0.ffn_gate.woight", "gate_proj"),
     ] {
         let error = error_with_name(model, from, to).to_string();

@@ -11,6 +11,8 @@ use checkpoints::demo;
 
 /// Gemma 3 270M, base: sliding and full layers, K-quants.
 const GEMMA: &str = "golden/gemma3.json";
+/// Fetched by `native/gemma.sh`.
+const GEMMA_FILE: &str = "models/gemma-3-270m-q4_k_m.gguf";
 
 #[test]
 fn the_cases_are_those_that_the_figures_are_about() {
@@ -26,7 +28,7 @@ mod cpu {
     use greenroom::config::{Activations, CpuConfig, KvType};
     use greenroom::model::cpu::CpuOps;
 
-    use super::{GEMMA, common, demo};
+    use super::{GEMMA, GEMMA_FILE, common, demo};
 
     #[test]
     fn without_rounding_the_tokens_are_exact() {
@@ -42,14 +44,18 @@ mod cpu {
         let mut config = CpuConfig::default();
         config.activations = Activations::F32;
         config.kv = KvType::F32;
-        demo::hold_to_the_exact_tokens::<CpuOps>(&common::gemma(), &config, &demo::cases_of(GEMMA));
+        demo::hold_to_the_exact_tokens::<CpuOps>(
+            &common::fetched(GEMMA_FILE),
+            &config,
+            &demo::cases_of(GEMMA),
+        );
     }
 
     #[test]
     #[ignore = "Gemma is fetched by native/gemma.sh; `make test-full` runs it"]
     fn gemma_3_with_rounding_is_sure_where_the_exact_one_is() {
         demo::hold_to_the_sure_tokens::<CpuOps>(
-            &common::gemma(),
+            &common::fetched(GEMMA_FILE),
             &CpuConfig::default(),
             &demo::cases_of(GEMMA),
         );
@@ -65,7 +71,7 @@ mod cpu {
 mod mlx {
     use greenroom::model::mlx::{MlxConfig, MlxDevice, MlxOps, MlxType};
 
-    use super::{GEMMA, common, demo};
+    use super::{GEMMA, GEMMA_FILE, common, demo};
 
     /// The shortest case alone: MLX's CPU device computes a few tokens a second.
     #[test]
@@ -86,7 +92,7 @@ mod mlx {
     fn the_shortest_answer_of_gemma_3_is_exact() {
         let mut cases = demo::cases_of(GEMMA);
         cases.sort_by_key(|case| case.prompt.len());
-        demo::hold_to_the_exact_tokens::<MlxOps>(&common::gemma(), &config(), &cases[..1]);
+        demo::hold_to_the_exact_tokens::<MlxOps>(&common::fetched(GEMMA_FILE), &config(), &cases[..1]);
     }
 
     fn config() -> MlxConfig {

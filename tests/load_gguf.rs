@@ -235,6 +235,10 @@ fn lies_are_refused_quickly_and_name_the_figure() {
         (llama().tensor("t", &[1; 9], 0, 0).bytes(), "9 dimensions"),
         (llama().tensor("t", &[33], 2, 0).bytes(), "no whole blocks"),
         (llama().tensor("t", &[4], 0, 0).tensor("t", &[4], 0, 0).bytes(), "twice"),
+        (
+            llama().tensor("a", &[16], 0, 0).tensor("b", &[4], 0, 32).bytes(),
+            "tensor `b`: begins before `a` ends: at 32, not at 64 or later",
+        ),
         (llama().tensor("t", &[255], 12, 0).bytes(), "rows of 255 are no whole blocks of 256 (Q4_K)"),
         (llama().bytes(), "token_embd.weight"),
         (llama().value("general.alignment", 4, &0u32.to_le_bytes()).bytes(), "general.alignment is 0"),
@@ -372,7 +376,7 @@ proptest! {
     #[test]
     fn damaged_files_never_panic(
         kind in 0usize..6,
-        cut in proptest::option::weighted(0.3, 0usize..20_000),
+        cut in proptest::option::weighted(0.3, prop_oneof![0usize..20_000, 0usize..450_000]),
         changes in proptest::collection::vec((0usize..9000, prop_oneof![any::<u8>(), Just(0xff), Just(0)]), 0..10),
     ) {
         let name =

@@ -153,9 +153,9 @@ fn a_megabyte_of_one_character_is_encoded_whatever_the_vocabulary() {
 }
 
 #[test]
-#[ignore = "long: needs the files of native/tokenizers.sh"]
+#[ignore = "long: needs the file of native/gemma.sh"]
 fn gemma_3_gives_the_reference_ids() {
-    let text = load::open_text(&fetched("gemma-3-270m-q4_k_m.gguf")).expect("opens");
+    let text = load::open_text(&fetched("models/gemma-3-270m-q4_k_m.gguf")).expect("opens");
     let ids = |value: &Value| -> Vec<TokenId> {
         value.as_array().expect("ids").iter().map(|id| TokenId(id.as_u64().expect("an id") as u32)).collect()
     };

@@ -39,12 +39,13 @@ pub(super) fn bench(args: &BenchArgs) -> Result<Exit, Stop> {
         let target = Target::server(url, args.model.as_deref())?;
         return system.block_on(measure(&target, args)).and_then(|report| print(&report, args));
     }
-    let path = home::model(args.model.as_deref())?;
+    let found = home::model(args.model.as_deref(), &config)?;
     let mut config = config;
     // All clients must be admitted at once: the queue is not what is measured.
     config.scheduler.max_rows =
         args.concurrency.iter().copied().max().unwrap_or(1).max(config.scheduler.max_rows);
-    let model = FileModel::new(&path, &config).map_err(|error| Stop::new(Exit::Config, error.to_string()))?;
+    let model =
+        FileModel::new(&found.path, &config).map_err(|error| Stop::new(Exit::Config, error.to_string()))?;
     let report = system.block_on(async {
         let greenroom = Greenroom::builder(config)
             .model(Arc::new(model))

@@ -37,8 +37,10 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Stop> {
     let _written_at_the_end = log::install(&config.log)?;
     check(args)?;
     let prompt = prompt(args)?;
-    let path = home::model(Some(&args.model))?;
-    let model = FileModel::new(&path, &config).map_err(|error| Stop::new(Exit::Config, error.to_string()))?;
+    let found = home::model(Some(&args.model), &config)?;
+    let model = FileModel::new(&found.path, &config)
+        .map_err(|error| Stop::new(Exit::Config, error.to_string()))?
+        .named(found.name);
     actix_rt::System::new().block_on(async {
         let greenroom = Greenroom::builder(config)
             .model(Arc::new(model))

@@ -143,6 +143,12 @@ pub enum LoadError {
         /// What, and what is supported instead.
         message: String,
     },
+    /// More memory is needed than there is.
+    #[error("does not fit: {message}")]
+    DoesNotFit {
+        /// What is needed, what there is, what would fit.
+        message: String,
+    },
     /// Nothing usable at this place.
     #[error("{message}")]
     NotFound {

@@ -18,17 +18,10 @@ pub fn demo_model() -> PathBuf {
     path
 }
 
-/// Gemma 3 270M, for the long tests; without it a test that asks for it fails and says how to get it.
-pub fn gemma() -> PathBuf {
-    let path = home().join("models/gemma-3-270m-q4_k_m.gguf");
-    assert!(path.is_file(), "Gemma is not at {}: run native/gemma.sh first", path.display());
-    path
-}
-
-/// A file that `native/tokenizers.sh` fetches for the long tests.
+/// A file in Greenroom's data folder that a script of `native/` fetches for the long tests.
 pub fn fetched(name: &str) -> PathBuf {
-    let path = home().join("tokenizers").join(name);
-    assert!(path.is_file(), "{} is missing: run native/tokenizers.sh first", path.display());
+    let path = home().join(name);
+    assert!(path.is_file(), "{} is missing: `make test-full` fetches it", path.display());
     path
 }
 

@@ -159,19 +159,22 @@ fn put_codes(q: &Quantised, row: &[u8], lane: usize, panel: &mut [u8]) {
     }
 }
 
-/// 32 codes of a row into a panel that holds zeros there.
+/// 32 codes of a row; the layout is [`super::weight`]'s.
 fn put_group(bits: u8, codes: &[u8], lane: usize, packed: &mut [u8]) {
-    for (col, code) in codes.iter().enumerate() {
-        let (chunk, at) = (col / 4, 4 * lane + col % 4);
-        if bits == 8 {
-            packed[64 * chunk + at] = *code;
-            continue;
-        }
-        packed[64 * (chunk % 4) + at] |= (code & 15) << if chunk < 4 { 0 } else { 4 };
-        match bits {
-            5 => packed[256 + at] |= (code >> 4 & 1) << chunk,
-            6 => packed[256 + 64 * (chunk / 4) + at] |= (code >> 4 & 3) << (2 * (chunk % 4)),
-            _ => {}
+    let (low, high) = codes.split_at(GROUP / 2);
+    for (chunk, bytes) in packed.chunks_exact_mut(4 * PANEL_ROWS).enumerate() {
+        let quad = &mut bytes[4 * lane..4 * lane + 4];
+        for (t, byte) in quad.iter_mut().enumerate() {
+            // Upper bits of the chunks from `first` on, `width` for each, from the lowest up.
+            let upper = |first: usize, count: usize, width: u8| {
+                (0..count).rev().fold(0, |bits: u8, c| bits << width | codes[4 * (first + c) + t] >> 4)
+            };
+            *byte = match (bits, chunk) {
+                (8, _) => codes[4 * chunk + t],
+                (_, 0..4) => (low[4 * chunk + t] & 15) | high[4 * chunk + t] << 4,
+                (5, _) => upper(0, 8, 1),
+                (_, _) => upper(4 * (chunk - 4), 4, 2),
+            };
         }
     }
 }

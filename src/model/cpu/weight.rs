@@ -42,6 +42,9 @@ pub enum Scales {
     Factors16,
 }
 
+/// Codes of 32 columns: byte `64c + 4r + t` is row `r`, column `4c + t`.
+pub(super) type Codes = [u8; PANEL_ROWS * GROUP];
+
 /// Codes with a scale, and a zero point or a bias, a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Quantised {
@@ -98,6 +101,33 @@ impl Quantised {
     /// Scales alone, or scales and biases.
     fn kinds_of_scales(&self) -> usize {
         if self.zero.is_some() { 1 } else { 2 }
+    }
+
+    /// All codes of 32 columns, one a byte. Inlined, to be compiled for its caller's instruction set.
+    #[inline(always)]
+    pub(super) fn unpack(&self, codes: &[u8]) -> Codes {
+        let mut out = [0; PANEL_ROWS * GROUP];
+        if self.bits == 8 {
+            out.copy_from_slice(codes);
+            return out;
+        }
+        let (nibbles, planes) = codes.split_at(256);
+        let (low, high) = out.split_at_mut(256);
+        for ((low, high), byte) in low.iter_mut().zip(high).zip(nibbles) {
+            (*low, *high) = (byte & 15, byte >> 4);
+        }
+        for (chunk, out) in out.chunks_exact_mut(64).enumerate() {
+            match self.bits {
+                5 => out.iter_mut().zip(planes).for_each(|(code, plane)| *code |= (plane >> chunk & 1) << 4),
+                6 => {
+                    let plane = &planes[64 * (chunk / 4)..];
+                    let pair = |plane: u8| (plane >> (2 * (chunk % 4)) & 3) << 4;
+                    out.iter_mut().zip(plane).for_each(|(code, plane)| *code |= pair(*plane));
+                }
+                _ => {}
+            }
+        }
+        out
     }
 
     /// One code of a row, from the codes of 32 columns.

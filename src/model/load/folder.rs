@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::mapping::Mapping;
 use super::table::{Entry, Span, TensorTable};
 use super::tensor::{RowOrder, TensorType};
-use super::{ModelFiles, facts, malformed};
+use super::{ModelFiles, facts, malformed, missing};
 use crate::model::text::TextModel;
 use crate::types::LoadError;
 use quantization::Quantization;
@@ -49,11 +49,8 @@ pub(super) fn open_text(path: &Path) -> Result<TextModel, LoadError> {
 /// Maps all shards and enters their tensors.
 fn table(path: &Path, quantization: &Quantization, tied: bool) -> Result<TensorTable, LoadError> {
     let (shards, indexed) = shards(path)?;
-    let missing: Vec<String> =
-        shards.iter().filter(|path| !path.is_file()).map(|path| path.display().to_string()).collect();
-    if !missing.is_empty() {
-        let message =
-            format!("of {} files named in {INDEX} these are missing: {}", shards.len(), missing.join(", "));
+    if let Some(missing) = missing(&shards) {
+        let message = format!("of {} files named in {INDEX} these are missing: {missing}", shards.len());
         return Err(LoadError::NotFound { message });
     }
     let mut files = Vec::with_capacity(shards.len());

@@ -21,7 +21,7 @@ use crate::model::text::TextModel;
 use crate::types::LoadError;
 
 pub use gguf::ARCHITECTURES;
-pub use table::TensorTable;
+pub use table::{TensorFacts, TensorTable};
 pub use tensor::{AffineShape, Factors, HostTensor, MetaType, RowOrder, TensorType};
 
 /// A model's files, opened and checked.
@@ -79,10 +79,13 @@ pub fn kind(path: &Path) -> Result<ModelKind, LoadError> {
 /// # Errors
 /// Any [`LoadError`] but `Backend`; never panics on what a file holds.
 pub fn open(path: &Path) -> Result<ModelFiles, LoadError> {
-    match kind(path)? {
+    let mut files = match kind(path)? {
         ModelKind::Gguf => gguf::open(path),
         ModelKind::Folder => folder::open(path),
-    }
+    }?;
+    let chat = files.text.chat_facts();
+    files.text.facts.extend(chat);
+    Ok(files)
 }
 
 /// Opens the text side alone: tokenizer, template, ends. Its weights need not be supported, and its
@@ -106,6 +109,16 @@ pub fn model_id(path: &Path) -> String {
     let name = name.map_or_else(|| "model".into(), |name| name.to_string_lossy());
     let name = if is_gguf { gguf::model_name(&name) } else { &name };
     name.to_owned()
+}
+
+/// Those of the files that are not there, in words; `None` where all are.
+fn missing(files: &[PathBuf]) -> Option<String> {
+    const SHOWN: usize = 5;
+    let missing: Vec<&PathBuf> = files.iter().filter(|path| !path.is_file()).collect();
+    let names: Vec<String> = missing.iter().take(SHOWN).map(|path| path.display().to_string()).collect();
+    let more = missing.len().saturating_sub(SHOWN);
+    let and = if more > 0 { format!(" and {more} more") } else { String::new() };
+    (!missing.is_empty()).then(|| format!("{}{and}", names.join(", ")))
 }
 
 /// The format error of a file.

@@ -211,11 +211,14 @@ impl<'a> HostTensor<'a> {
             TensorType::F16 => widen(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
             TensorType::BF16 => widen(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
             TensorType::Affine { bits, group, meta } => {
-                let (scales, biases) = self.meta_rows(row, usize::from(group), meta);
-                for (at, out) in out.iter_mut().enumerate() {
-                    let g = at / usize::from(group);
-                    *out = meta_at(scales, g, meta) * f32::from(code_at(bytes, at, bits))
-                        + meta_at(biases, g, meta);
+                let group = usize::from(group);
+                let (scales, biases) = self.meta_rows(row, group, meta);
+                let mut codes = [0; blocks::LARGEST];
+                let stored = bytes.chunks_exact(self.kind.block_bytes()).zip(out.chunks_exact_mut(group));
+                for (g, (bytes, out)) in stored.enumerate() {
+                    unpack(bytes, bits, &mut codes[..group]);
+                    let (scale, bias) = (meta_at(scales, g, meta), meta_at(biases, g, meta));
+                    out.iter_mut().zip(&codes).for_each(|(out, code)| *out = scale * f32::from(*code) + bias);
                 }
             }
             _ => self.dequantize_blocks(row, out),
@@ -280,8 +283,7 @@ impl<'a> HostTensor<'a> {
     /// The codes of a row of the model, one a byte (`[cols]`). Does nothing for plain floats.
     pub fn codes_row(&self, row: usize, codes: &mut [u8]) {
         if let TensorType::Affine { bits, .. } = self.kind {
-            let bytes = self.row_bytes(row);
-            codes.iter_mut().enumerate().for_each(|(at, code)| *code = code_at(bytes, at, bits));
+            unpack(self.row_bytes(row), bits, codes);
             return;
         }
         for (block, codes) in self.blocks(row).zip(codes.chunks_exact_mut(self.kind.block())) {
@@ -319,12 +321,15 @@ fn widen<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) 
     }
 }
 
-/// Codes lie in consecutive bits, from the lowest of the first byte up; one may cross a byte.
-fn code_at(bytes: &[u8], at: usize, bits: u8) -> u8 {
-    let bit = at * usize::from(bits);
-    let byte = |at: usize| u16::from(bytes.get(at).copied().unwrap_or(0));
-    let word = byte(bit / 8) | byte(bit / 8 + 1) << 8;
-    ((word >> (bit % 8)) & ((1 << bits) - 1)) as u8
+/// Codes in consecutive bits from the lowest up: eight are `bits` whole bytes.
+fn unpack(bytes: &[u8], bits: u8, codes: &mut [u8]) {
+    let mask = (1u64 << bits) - 1;
+    for (bytes, codes) in bytes.chunks_exact(usize::from(bits).max(1)).zip(codes.chunks_exact_mut(8)) {
+        let word = bytes.iter().rev().fold(0u64, |word, byte| word << 8 | u64::from(*byte));
+        for (at, code) in codes.iter_mut().enumerate() {
+            *code = (word >> (at * usize::from(bits)) & mask) as u8;
+        }
+    }
 }
 
 fn meta_at(bytes: &[u8], at: usize, meta: MetaType) -> f32 {

@@ -196,7 +196,12 @@ impl Tokenizer {
         for id in 0..size {
             match (added.get(&id), by_id.get(&id)) {
                 (Some(token), _) => {
-                    pieces.push(token.content.as_bytes(), token.special);
+                    // Runs of spaces are added tokens in some vocabularies.
+                    let text = match alphabet {
+                        Alphabet::ByteFallback if !token.special => token.content.replace(BAR, " "),
+                        _ => token.content.clone(),
+                    };
+                    pieces.push(text.as_bytes(), token.special);
                     if token.special {
                         controls.push(Control {
                             text: token.content.clone(),

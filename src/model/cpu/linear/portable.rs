@@ -8,7 +8,7 @@
 //! are part of the integer: at most 32 · 32 · 127 · 128 = 16,646,144, so below
 //! 2^24 and exact in f32 too.
 
-use super::super::weight::{GROUP, PANEL_ROWS, Quantised, Scales};
+use super::super::weight::{Codes, GROUP, PANEL_ROWS, Quantised, Scales};
 use super::Int8Panel;
 
 /// Products of one panel with `tile.len()` tokens from `token` on.
@@ -18,7 +18,7 @@ pub(super) fn product(panel: &Int8Panel<'_>, token: usize, tile: &mut [[f32; PAN
     for (b, block) in panel.bytes.chunks_exact(q.block_bytes()).enumerate() {
         let (codes, scales) = block.split_at(q.spans * q.code_bytes());
         for (span, codes) in codes.chunks_exact(q.code_bytes()).enumerate() {
-            let codes = unpack(q.bits, codes);
+            let codes = q.unpack(codes);
             let group = b * q.spans + span;
             if q.scales == Scales::Factors16 {
                 join_sixteens(panel, &codes, scales, (span, group), token, tile);
@@ -79,34 +79,6 @@ fn join_sixteens(
             *out = (dot as f32 * x.scales[at]).mul_add(Quantised::block_scale(scales, lane), *out);
         }
     }
-}
-
-/// Codes of 32 columns: byte `64c + 4r + t` is row `r`, column `4c + t`.
-type Codes = [u8; PANEL_ROWS * GROUP];
-
-fn unpack(bits: u8, codes: &[u8]) -> Codes {
-    let mut out = [0; PANEL_ROWS * GROUP];
-    if bits == 8 {
-        out.copy_from_slice(codes);
-        return out;
-    }
-    let (nibbles, planes) = codes.split_at(256);
-    let (low, high) = out.split_at_mut(256);
-    for ((low, high), byte) in low.iter_mut().zip(high).zip(nibbles) {
-        (*low, *high) = (byte & 15, byte >> 4);
-    }
-    for (chunk, out) in out.chunks_exact_mut(64).enumerate() {
-        match bits {
-            5 => out.iter_mut().zip(planes).for_each(|(code, plane)| *code |= (plane >> chunk & 1) << 4),
-            6 => {
-                let plane = &planes[64 * (chunk / 4)..];
-                let pair = |plane: u8| (plane >> (2 * (chunk % 4)) & 3) << 4;
-                out.iter_mut().zip(plane).for_each(|(code, plane)| *code |= pair(*plane));
-            }
-            _ => {}
-        }
-    }
-    out
 }
 
 /// Sums of code products of all rows with as many activations as there are columns of codes.

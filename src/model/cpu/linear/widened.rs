@@ -119,21 +119,23 @@ fn quantised<S: Simd, const M: usize>(
     for block in bytes.chunks_exact(q.block_bytes()) {
         let (codes, meta) = block.split_at(q.spans * code_bytes);
         for (span, codes) in codes.chunks_exact(code_bytes).enumerate() {
+            let codes = q.unpack(codes);
             let mut scales = group_scales(s, q, meta, 2 * span);
-            for chunk in 0..GROUP / 4 {
+            for (chunk, codes) in codes.as_chunks::<64>().0.iter().enumerate() {
                 if q.scales == Scales::Factors16 && chunk == GROUP / 8 {
                     scales = group_scales(s, q, meta, 2 * span + 1);
                 }
                 let [scale, bias] = scales;
-                let codes = Chunk::load(s, q.bits, codes, chunk);
+                // SAFETY: a chunk is 64 bytes.
+                let codes = unsafe { [s.load_u32(codes.as_ptr()), s.load_u32(codes.as_ptr().add(32))] };
                 for t in 0..4 {
-                    let code = codes.column(s, t);
                     let mut w = scale;
                     for h in 0..2 {
+                        let code = s.field(codes[h], 8 * t, 255);
                         w[h] = if q.zero.is_some() {
-                            s.mul(s.sub(code[h], zero), scale[h])
+                            s.mul(s.sub(code, zero), scale[h])
                         } else {
-                            s.fma(code[h], scale[h], bias[h])
+                            s.fma(code, scale[h], bias[h])
                         };
                     }
                     join(s, w, x, cols, col, sums);
@@ -141,53 +143,6 @@ fn quantised<S: Simd, const M: usize>(
                 }
             }
         }
-    }
-}
-
-/// Codes of four columns and sixteen rows, and what lies beside them in the same words.
-struct Chunk<U> {
-    low: [U; 2],
-    /// Upper bits that are stored apart.
-    plane: [U; 2],
-    shift: u32,
-    mask: u32,
-    plane_shift: u32,
-    plane_mask: u32,
-}
-
-impl<U: Copy> Chunk<U> {
-    #[inline(always)]
-    fn load<S: Simd<U = U>>(s: S, bits: u8, codes: &[u8], chunk: usize) -> Self {
-        let words = |index: usize| {
-            let from = codes[64 * index..][..64].as_ptr();
-            // SAFETY: 64 bytes follow, as the slice shows.
-            unsafe { [s.load_u32(from), s.load_u32(from.add(32))] }
-        };
-        let low = words(if bits == 8 { chunk } else { chunk % 4 });
-        let (shift, mask) = match bits {
-            8 => (0, 255),
-            _ => (4 * (chunk as u32 / 4), 15),
-        };
-        let (plane, plane_shift, plane_mask) = match bits {
-            5 => (words(4), chunk as u32, 1),
-            6 => (words(4 + chunk / 4), 2 * (chunk as u32 % 4), 3),
-            _ => (low, 0, 0),
-        };
-        Self { low, plane, shift, mask, plane_shift, plane_mask }
-    }
-
-    /// The codes of the `t`-th column.
-    #[inline(always)]
-    fn column<S: Simd<U = U>>(&self, s: S, t: u32) -> [S::V; 2] {
-        let mut codes = [s.splat(0.0); 2];
-        for h in 0..2 {
-            codes[h] = s.field(self.low[h], 8 * t + self.shift, self.mask);
-            if self.plane_mask != 0 {
-                let upper = s.field(self.plane[h], 8 * t + self.plane_shift, self.plane_mask);
-                codes[h] = s.fma(upper, s.splat(16.0), codes[h]);
-            }
-        }
-        codes
     }
 }
 

@@ -98,13 +98,30 @@ impl<'a> Header<'a> {
                 }
                 raw.locate(data, alignment, bytes.len() as u64, path).map(|info| TensorInfo { file, ..info })
             })
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<Vec<_>, _>>()?;
+        check_apart(&tensors, data as usize)?;
         Ok(Self { metadata, tensors })
     }
 
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo<'a>> {
         self.tensors.iter().find(|info| info.name == name)
     }
+}
+
+/// No byte belongs to two tensors.
+fn check_apart(tensors: &[TensorInfo<'_>], data: usize) -> Result<(), LoadError> {
+    let mut sorted: Vec<&TensorInfo<'_>> = tensors.iter().collect();
+    sorted.sort_by_key(|info| info.bytes.start);
+    for pair in sorted.windows(2) {
+        if let [first, second] = pair
+            && second.bytes.start < first.bytes.end
+        {
+            let (start, end) = (second.bytes.start - data, first.bytes.end - data);
+            let message = format!("begins before `{}` ends: at {start}, not at {end} or later", first.name);
+            return Err(LoadError::Tensor { name: second.name.to_owned(), message });
+        }
+    }
+    Ok(())
 }
 
 struct RawInfo<'a> {
@@ -174,7 +191,10 @@ impl<'a> RawInfo<'a> {
                     "is cut short: tensor `{}` ends at byte {}, the file has {file}{}",
                     self.name,
                     end.map_or_else(|| "2^64 or later".into(), |end| end.to_string()),
-                    end.map_or_else(String::new, |end| format!(": {} bytes are missing", end - file)),
+                    end.map_or_else(String::new, |end| format!(
+                        ": at least {} bytes are missing",
+                        end - file
+                    )),
                 ),
             )),
         }

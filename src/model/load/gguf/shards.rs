@@ -7,8 +7,8 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use super::super::malformed;
 use super::super::mapping::Mapping;
+use super::super::{malformed, missing};
 use super::reader::Header;
 use crate::types::LoadError;
 
@@ -32,11 +32,9 @@ pub(super) fn open(path: &Path) -> Result<Vec<(PathBuf, Mapping)>, LoadError> {
         return Err(malformed(path, format!("is one of {count} parts; {MAX_PARTS} are the most")));
     }
     let paths: Vec<PathBuf> = (1..=count).map(|number| path.with_file_name(name.part(number))).collect();
-    let missing: Vec<String> =
-        paths.iter().filter(|path| !path.is_file()).map(|path| path.display().to_string()).collect();
-    if !missing.is_empty() {
+    if let Some(missing) = missing(&paths) {
         return Err(LoadError::NotFound {
-            message: format!("{} is one of {count} parts; missing: {}", path.display(), missing.join(", ")),
+            message: format!("{} is one of {count} parts; missing: {missing}", path.display()),
         });
     }
     paths.into_iter().map(|path| Mapping::open(&path).map(|mapping| (path, mapping))).collect()

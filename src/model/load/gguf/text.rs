@@ -20,6 +20,7 @@ const ENDS: &[&str] = &[EOS, "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_
 const UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const TEMPLATE: &str = "tokenizer.chat_template";
+const TOOLS_TEMPLATE: &str = "tokenizer.chat_template.tool_use";
 
 /// Vocabulary kinds that are understood.
 const KINDS: &str = "gpt2 (byte-level BPE), llama (SentencePiece, merged by score)";
@@ -29,10 +30,16 @@ pub(super) fn text_model(metadata: &Metadata<'_>, vocab: usize, path: &Path) -> 
     let listed = Listed::read(metadata, vocab, path)?;
     let special = special_texts(metadata, &listed, path)?;
     let tokenizer = tokenizer(metadata, &listed, path)?;
-    let template = template_source(metadata)?
-        .map(|source| ChatTemplate::compile(source.to_owned(), special))
-        .transpose()
-        .map_err(|message| malformed(path, format!("the chat template does not compile: {message}")))?;
+    let compile = |source: &str| {
+        ChatTemplate::compile(source.to_owned(), special.clone())
+            .map_err(|message| malformed(path, format!("the chat template does not compile: {message}")))
+    };
+    let plain = template_source(metadata)?.map(compile).transpose()?;
+    let tools = metadata.optional_text(TOOLS_TEMPLATE)?.map(compile).transpose()?;
+    let template = match (plain, tools) {
+        (Some(plain), Some(tools)) => Some(plain.with_tools_template(tools)),
+        (plain, tools) => plain.or(tools),
+    };
     let mut declared = Vec::new();
     for key in ENDS {
         declared.extend(token(metadata, key, vocab, path)?);
