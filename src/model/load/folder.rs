@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::mapping::Mapping;
 use super::table::{Entry, Span, TensorTable};
 use super::tensor::{RowOrder, TensorType};
-use super::{ModelFiles, facts, malformed, missing};
+use super::{ModelFiles, facts, malformed};
 use crate::types::LoadError;
 use quantization::Quantization;
 use safetensors::{Dtype, Stored};
@@ -43,7 +43,7 @@ pub(super) fn open(path: &Path) -> Result<ModelFiles, LoadError> {
 /// Maps all shards and enters their tensors.
 fn table(path: &Path, quantization: &Quantization, tied: bool) -> Result<TensorTable, LoadError> {
     let (shards, indexed) = shards(path)?;
-    if let Some(missing) = missing(&shards) {
+    if let Some(missing) = super::missing(&shards) {
         let message = format!("of {} files named in {INDEX} these are missing: {missing}", shards.len());
         return Err(LoadError::NotFound { message });
     }

@@ -22,7 +22,7 @@ use crate::types::LoadError;
 
 pub use gguf::ARCHITECTURES;
 pub use table::TensorTable;
-pub use tensor::{AffineShape, Factors, HostTensor, MetaType, RowOrder, TensorType};
+pub use tensor::{AffineShape, HostTensor, MetaType, RowOrder, TensorType};
 
 /// A model's files, opened and checked.
 #[derive(Debug)]
