@@ -13,6 +13,7 @@ fn greenroom(home: &Path, args: &[&str]) -> Output {
 fn command(home: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_greenroom"));
     command.args(args).env("GREENROOM_HOME", home).stdin(Stdio::null());
+    command.env("HF_HOME", home.join("hf")).env_remove("HF_HUB_CACHE").env("HF_HUB_OFFLINE", "1");
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("GREENROOM__") {
             command.env_remove(name);
@@ -32,7 +33,7 @@ fn stdout(output: &Output) -> String {
 #[test]
 fn help_shows_examples_and_version_the_version() {
     let home = tempfile::tempdir().unwrap();
-    for args in [&["--help"][..], &["serve", "--help"], &["run", "--help"]] {
+    for args in [&["--help"][..], &["serve", "--help"], &["run", "--help"], &["pull", "--help"]] {
         let output = greenroom(home.path(), args);
         assert_eq!(output.status.code(), Some(0));
         assert!(stdout(&output).contains("Examples:"), "{}", stdout(&output));
@@ -65,13 +66,13 @@ fn a_model_that_is_not_there_is_named_with_the_way_to_get_one() {
     let home = tempfile::tempdir().unwrap();
     let output = greenroom(home.path(), &["serve"]);
     assert_eq!(output.status.code(), Some(78));
-    assert!(stderr(&output).contains("make model"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("greenroom pull demo"), "{}", stderr(&output));
     let output = greenroom(home.path(), &["serve", "/nowhere/model.gguf"]);
     assert_eq!(output.status.code(), Some(78));
     assert!(stderr(&output).contains("/nowhere/model.gguf: no such file"), "{}", stderr(&output));
     let output = greenroom(home.path(), &["run", "org/model", "hello"]);
     assert_eq!(output.status.code(), Some(78));
-    assert!(stderr(&output).contains("hub id"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("greenroom pull org/model"), "{}", stderr(&output));
 }
 
 #[test]
@@ -155,7 +156,7 @@ fn doctor_says_what_is_wrong_and_how_to_mend_it() {
     let output = run();
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("WRONG  models") && text.contains("make model"), "{text}");
+    assert!(text.contains("WRONG  models") && text.contains("greenroom pull demo"), "{text}");
     for name in ["version", "settings", "processor", "memory", "features"] {
         assert!(text.contains(&format!("ok     {name}")), "{name} in {text}");
     }
@@ -170,4 +171,68 @@ fn doctor_says_what_is_wrong_and_how_to_mend_it() {
     let port = holder.local_addr().unwrap().port().to_string();
     let output = command(home.path(), &["doctor"]).env("GREENROOM__HTTP__PORT", &port).output().unwrap();
     assert!(stdout(&output).contains("WRONG  port"), "{}", stdout(&output));
+}
+
+/// A folder of models with a tiny one, a damaged file, and one of an unknown family.
+fn some_models(home: &Path) -> std::path::PathBuf {
+    let models = home.join("models");
+    std::fs::create_dir_all(models.join("abacus")).unwrap();
+    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny/gguf-llama-q4_1/llama-q4_1.gguf");
+    std::fs::copy(&tiny, models.join("tiny.gguf")).unwrap();
+    let bytes = std::fs::read(&tiny).unwrap();
+    std::fs::write(models.join("cut.gguf"), &bytes[..bytes.len() / 2]).unwrap();
+    std::fs::write(models.join("abacus/config.json"), r#"{"model_type": "abacus\u001b[2J"}"#).unwrap();
+    models
+}
+
+#[test]
+fn models_are_listed_whatever_is_wrong_with_some() {
+    let home = tempfile::tempdir().unwrap();
+    let output = greenroom(home.path(), &["models"]);
+    assert!(stdout(&output).contains("greenroom pull demo"), "{}", stdout(&output));
+    some_models(home.path());
+    let output = greenroom(home.path(), &["models"]);
+    let text = stdout(&output);
+    let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(line("tiny.gguf").contains("llama") && line("tiny.gguf").ends_with("yes"), "{text}");
+    assert!(line("cut.gguf").contains("no: ") && line("cut.gguf").contains("cut short"), "{text}");
+    assert!(line("abacus").contains("no: ") && !text.contains('\u{1b}'), "{text}");
+    let output = greenroom(home.path(), &["models", "--json"]);
+    let list: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let tiny = list.as_array().unwrap().iter().find(|model| model["id"] == "tiny.gguf").unwrap();
+    assert_eq!((&tiny["supported"], &tiny["complete"]), (&true.into(), &true.into()));
+    assert_eq!((&tiny["context"], &tiny["memory"]["fits"]), (&2048.into(), &true.into()));
+    let small = command(home.path(), &["models"]).env("GREENROOM__ENGINE__MEMORY_MIB", "1").output().unwrap();
+    let text = stdout(&small);
+    assert!(text.lines().any(|line| line.starts_with("tiny.gguf") && !line.ends_with("yes")), "{text}");
+}
+
+#[test]
+fn inspect_shows_what_a_model_is_made_of() {
+    let home = tempfile::tempdir().unwrap();
+    let models = some_models(home.path());
+    let output = greenroom(home.path(), &["inspect", "tiny.gguf"]);
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    for words in [
+        "family       llama",
+        "2048 tokens",
+        "Q4_1",
+        "model.embed_tokens.weight",
+        "may be used: fits",
+        "special",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    assert!(!text.contains(".layers.1."), "{text}");
+    assert!(stdout(&greenroom(home.path(), &["inspect", "tiny.gguf", "--tensors"])).contains(".layers.1."));
+    let output = greenroom(home.path(), &["inspect", "tiny.gguf", "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let tensors = json["details"]["tensors"].as_array().unwrap();
+    let bytes: u64 = tensors.iter().map(|tensor| tensor["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(json["details"]["memory"]["weights"], bytes);
+    let output = greenroom(home.path(), &["inspect", models.join("cut.gguf").to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(78));
+    assert!(stdout(&output).contains("cut short"), "{}", stdout(&output));
 }

@@ -331,12 +331,17 @@ fn a_vocabulary_that_does_not_fit_is_refused() {
     spoiled[at..at + 6].copy_from_slice(b"smellm");
     let error = open_bytes(&spoiled).expect_err("is refused");
     assert!(matches!(&error, LoadError::Unsupported { message } if message.contains("smellm")), "{error}");
-    // SentencePiece is not read as something else.
+    // A SentencePiece vocabulary without scores is not read as something else.
     let mut spoiled = bytes.clone();
     let at = find(b"tokenizer.ggml.model") + 20 + 4;
     spoiled.splice(at..at + 12, [&5u64.to_le_bytes()[..], b"llama"].concat());
     let error = open_bytes(&spoiled).expect_err("is refused").to_string();
-    assert!(error.contains("SentencePiece"), "{error}");
+    assert!(error.contains("tokenizer.ggml.scores"), "{error}");
+    // Nor is a kind that nobody knows.
+    let mut spoiled = bytes.clone();
+    spoiled[at..at + 12].copy_from_slice(&[&4u64.to_le_bytes()[..], b"bert"].concat());
+    let error = open_bytes(&spoiled).expect_err("is refused").to_string();
+    assert!(error.contains("`bert`") && error.contains("gpt2") && error.contains("llama"), "{error}");
 }
 
 #[test]

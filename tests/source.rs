@@ -103,4 +103,40 @@ mod cpu {
         let capacity = engine(&set).memory().kv_capacity_bytes;
         assert!(capacity <= 2 << 20 && capacity > (2 << 20) - block, "{capacity}");
     }
+
+    #[test]
+    fn a_model_that_cannot_fit_is_refused_with_what_would() {
+        let refused = |change: &dyn Fn(&mut Config)| {
+            let config = settings(|config| {
+                config.engine.memory_mib = Some(1);
+                change(config);
+            });
+            load(&config).err().expect("refused").to_string()
+        };
+        let error = refused(&|_| ());
+        for words in ["does not fit", "for weights", "keys and values of 2048 tokens", "1.0 MiB may be used"]
+        {
+            assert!(error.contains(words), "{words}: {error}");
+        }
+        assert!(error.contains("What would fit: a smaller model"), "{error}");
+    }
+
+    #[test]
+    fn the_context_that_is_proposed_does_fit() {
+        let need = |context: Option<u32>, mib: Option<u64>| {
+            let config = settings(|config| {
+                config.engine.context = context;
+                config.engine.memory_mib = mib;
+                config.scheduler.max_chunk_tokens = 16;
+                config.cpu.kv = greenroom::config::KvType::F32;
+            });
+            load(&config).map(drop).map_err(|error| error.to_string())
+        };
+        let mib = (1..64).find(|mib| need(None, Some(*mib)).is_ok()).expect("64 MiB are enough");
+        let error = need(None, Some(mib - 1)).expect_err("the step before is too small");
+        assert!(error.contains("cpu.kv = \"f16\""), "{error}");
+        let Some((_, rest)) = error.split_once("--ctx ") else { return };
+        let tokens: u32 = rest.split(')').next().unwrap().parse().unwrap();
+        need(Some(tokens), Some(mib - 1)).expect("what was proposed fits");
+    }
 }

@@ -1,12 +1,11 @@
 //! `greenroom doctor`: what this machine can do, what is wrong, how to mend it.
 
 use std::fmt::Write;
-use std::path::Path;
 
 use greenroom::config::{Config, DeviceChoice};
 use greenroom::http::Listeners;
 
-use super::{Build, DoctorArgs, Stop, home, settings, terminal};
+use super::{Build, DoctorArgs, Stop, home, models, settings, terminal};
 use crate::exit::Exit;
 
 /// Lines of the report, and how many of them name something wrong.
@@ -51,7 +50,7 @@ pub(super) fn doctor(build: Build, args: &DoctorArgs) -> Result<Exit, Stop> {
     #[cfg(feature = "mlx")]
     report.fact("mlx", &format!("library version {}", greenroom::model::mlx::version()));
     machine(&mut report, &config);
-    models(&mut report);
+    models_here(&mut report);
     port(&mut report, &config);
     let end = match report.wrong {
         0 => "Nothing is wrong.\n".to_owned(),
@@ -141,7 +140,7 @@ fn memory_bytes() -> Option<(u64, Option<u64>)> {
     Some((String::from_utf8(output.stdout).ok()?.trim().parse().ok()?, None))
 }
 
-fn models(report: &mut Report) {
+fn models_here(report: &mut Report) {
     let Some(folder) = home::models() else {
         let cure = "set GREENROOM_HOME to a folder";
         return report.wrong("models", "there is no home folder", cure);
@@ -150,21 +149,16 @@ fn models(report: &mut Report) {
         .into_iter()
         .flatten()
         .flatten()
-        .filter(|entry| is_model(&entry.path()))
+        .filter(|entry| models::is_model(&entry.path()))
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .collect();
     found.sort();
     let place = folder.display();
     if found.is_empty() {
-        let cure =
-            "`make model` gets the demo model; any .gguf file or model folder can be given by its path";
+        let cure = "`greenroom pull demo` gets the demo model; any .gguf file or model folder can be given by its path";
         return report.wrong("models", &format!("none in {place}"), cure);
     }
     report.fact("models", &format!("{} in {place}", found.join(", ")));
-}
-
-fn is_model(path: &Path) -> bool {
-    path.extension().is_some_and(|ext| ext.eq_ignore_ascii_case("gguf")) || path.join("config.json").is_file()
 }
 
 fn port(report: &mut Report, config: &Config) {

@@ -9,9 +9,16 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::exit::Exit;
 
+mod bench;
+mod demo;
 mod doctor;
 mod home;
+mod inspect;
 mod log;
+mod models;
+mod progress;
+mod pull;
+mod render;
 mod run;
 mod serve;
 mod service;
@@ -52,7 +59,10 @@ impl Stop {
 Examples:
   greenroom serve                                   the demo model on http://127.0.0.1:8080
   greenroom serve ~/models/Qwen3-0.6B-4bit --port 9000
+  greenroom serve ORG/NAME                          a model of the hub, pulled where it is not here yet
+  greenroom pull ORG/NAME:Q4_K_M                    one quantisation of a GGUF repository
   greenroom run ~/models/SmolLM2.gguf \"Why is the sky blue?\"
+  greenroom bench                                   how fast it is
   greenroom doctor                                  what this machine can do, and what is wrong"
 )]
 struct Cli {
@@ -66,8 +76,18 @@ enum Command {
     Serve(Box<ServeArgs>),
     /// Answer once, or chat in the terminal
     Run(Box<RunArgs>),
+    /// Get a model from the hub, or a demo model
+    Pull(PullArgs),
+    /// List the models on this machine: own folder and the hub's cache
+    Models(ModelsArgs),
+    /// Show what a model is made of, without loading it
+    Inspect(InspectArgs),
+    /// Print what a chat template makes of given variables
+    Render(RenderArgs),
     /// Say what this machine can do, what is wrong and how to mend it
     Doctor(DoctorArgs),
+    /// Measure how fast a model is served, here or by another server
+    Bench(Box<BenchArgs>),
 }
 
 /// Flags of the settings that concern a model.
@@ -101,7 +121,7 @@ Examples:
   greenroom serve --config /etc/greenroom.toml --service systemd model.gguf
 Every setting: config/greenroom.toml. Each is also a variable: GREENROOM__HTTP__PORT=9000")]
 struct ServeArgs {
-    /// A .gguf file or a model folder; without it the demo model
+    /// A .gguf file, a model folder or a hub id; without it the demo model
     model: Option<String>,
     /// Address to listen on
     #[arg(long)]
@@ -126,7 +146,7 @@ Examples:
   git diff | greenroom run model.gguf \"Summarise this change:\"
   greenroom run model.gguf                          a chat; /new begins again, /exit ends")]
 struct RunArgs {
-    /// A .gguf file or a model folder
+    /// A .gguf file, a model folder or a hub id
     model: String,
     /// What to say; text from a pipe is added to it; without either a chat
     prompt: Option<String>,
@@ -156,10 +176,122 @@ struct RunArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  greenroom pull demo                               the demo model of `greenroom serve`
+  greenroom pull ORG/NAME                           a model folder, or the only GGUF file
+  greenroom pull ORG/NAME:Q4_K_M@v1.0               one quantisation, at a tag
+  greenroom pull ORG/NAME --file '*.json'           just these files
+Files go to the cache that all programs of the hub share: HF_HOME and HF_HUB_CACHE name another place,
+HF_TOKEN opens gated models, HF_ENDPOINT names a mirror, HF_HUB_OFFLINE=1 asks nobody. What breaks off is
+taken up again by the same command. The last line on stdout is the model's path.")]
+struct PullArgs {
+    /// ORG/NAME[:QUANT][@REVISION], demo or demo-speech
+    model: String,
+    /// Only files that match: * is anything, ? one character; may be given several times
+    #[arg(long, value_name = "GLOB")]
+    file: Vec<String>,
+    /// Settings file; without it greenroom.toml in the data folder, where there is one
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  greenroom models                                  name, size, family, context, whether it fits
+  greenroom models --json | jq '.[].id'")]
+struct ModelsArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Settings file; without it greenroom.toml in the data folder, where there is one
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  greenroom inspect model.gguf                      sizes, types, special tokens, memory
+  greenroom inspect ORG/NAME --tensors              every tensor
+  greenroom inspect model.gguf --template           the chat template alone
+  greenroom inspect model.gguf --json | jq .details.memory")]
+struct InspectArgs {
+    /// A .gguf file, a model folder, or a hub id that was pulled; without it the demo model
+    model: Option<String>,
+    /// Print every tensor
+    #[arg(long)]
+    tensors: bool,
+    /// Print the chat template and nothing else
+    #[arg(long, conflicts_with_all = ["tensors", "json"])]
+    template: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Settings file; without it greenroom.toml in the data folder, where there is one
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  greenroom render chat_template.jinja variables.json
+  greenroom render chat_template.jinja variables.json --bos '<s>' --eos '</s>' --now 2026-01-15T12:34:56Z
+variables.json: {\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}], \"add_generation_prompt\": true}")]
+struct RenderArgs {
+    /// The template
+    template: PathBuf,
+    /// Its variables: a JSON object with messages, tools, add_generation_prompt and any other
+    variables: PathBuf,
+    /// Text of bos_token
+    #[arg(long, value_name = "TEXT")]
+    bos: Option<String>,
+    /// Text of eos_token
+    #[arg(long, value_name = "TEXT")]
+    eos: Option<String>,
+    /// What strftime_now sees, in UTC; without it the time it is
+    #[arg(long, value_name = "ISO-TIME")]
+    now: Option<String>,
+}
+
+#[derive(Debug, Args)]
 struct DoctorArgs {
     /// Settings file; without it greenroom.toml in the data folder, where there is one
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  greenroom bench model.gguf
+  greenroom bench --url http://127.0.0.1:8080 --concurrency 8 --json
+Nothing else should run meanwhile: look at the load average.")]
+struct BenchArgs {
+    /// A .gguf file, a model folder or a hub id; without it the demo model. With --url: the model's name there
+    model: Option<String>,
+    /// Tokens of the prompt whose computation is measured
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    prompt: u32,
+    /// Tokens that each client asks for
+    #[arg(long = "gen", value_name = "N", default_value_t = 128)]
+    generate: u32,
+    /// Clients at once
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 4, 8, 16])]
+    concurrency: Vec<usize>,
+    /// How often each figure is measured
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    rounds: u32,
+    /// Measure this server (any that has OpenAI's /v1/completions) instead
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
+    /// One JSON document
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    engine: EngineArgs,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -196,7 +328,12 @@ pub fn run(build: Build) -> Exit {
     let (manager, result) = match cli.command {
         Command::Serve(args) => (args.service, serve::serve(&args)),
         Command::Run(args) => (None, run::run(&args)),
+        Command::Pull(args) => (None, pull::pull(&args)),
+        Command::Models(args) => (None, models::models(&args)),
+        Command::Inspect(args) => (None, inspect::inspect(&args)),
+        Command::Render(args) => (None, render::render(&args)),
         Command::Doctor(args) => (None, doctor::doctor(build, &args)),
+        Command::Bench(args) => (None, bench::bench(&args)),
     };
     match result {
         Ok(exit) => exit,

@@ -36,8 +36,10 @@ pub(super) fn serve(args: &ServeArgs) -> Result<Exit, Stop> {
     let config = settings::for_serve(args)?;
     let _written_at_the_end = log::install(&config.log)?;
     tracing::debug!(?config, "settings");
-    let path = home::model(args.model.as_deref())?;
-    let model = FileModel::new(&path, &config).map_err(|error| Stop::new(Exit::Config, error.to_string()))?;
+    let found = home::model(args.model.as_deref(), &config)?;
+    let model = FileModel::new(&found.path, &config)
+        .map_err(|error| Stop::new(Exit::Config, error.to_string()))?
+        .named(found.name);
     let listeners =
         Listeners::bind(&config.http).map_err(|error| Stop::new(Exit::Unavailable, error.to_string()))?;
     let system = actix_rt::System::new();

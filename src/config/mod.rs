@@ -30,6 +30,8 @@ pub struct Config {
     pub scheduler: SchedulerConfig,
     /// Reuse of finished rows.
     pub cache: CacheConfig,
+    /// The Hugging Face hub.
+    pub hub: HubConfig,
     /// Operator's sampling defaults; unset = the model's own.
     pub sampling: SamplingConfig,
     /// Logs.
@@ -113,6 +115,8 @@ pub struct EngineConfig {
     pub context: Option<u32>,
     /// Key-value memory in MiB; unset = a quarter of the machine's memory, at most what all rows can use.
     pub kv_memory_mib: Option<u64>,
+    /// Memory in MiB that a model may need in all; unset = the machine's, or its container's.
+    pub memory_mib: Option<u64>,
 }
 
 /// Activations inside the CPU backend's products.
@@ -193,6 +197,24 @@ pub struct CacheConfig {
 impl Default for CacheConfig {
     fn default() -> Self {
         Self { enabled: true, max_entries: 64 }
+    }
+}
+
+/// The Hugging Face hub. Where it and its cache are, and the token, the variables of all its programs say
+/// (`HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN` and so on).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct HubConfig {
+    /// Ask nobody, as `HF_HUB_OFFLINE=1` does.
+    pub offline: bool,
+    /// Pull a hub id that is given to `serve` or `run` and is not whole on this machine.
+    pub auto_pull: bool,
+}
+
+impl Default for HubConfig {
+    fn default() -> Self {
+        Self { offline: false, auto_pull: true }
     }
 }
 

@@ -105,6 +105,7 @@ impl Config {
     fn check_compute(&self, check: &mut Check) {
         check.within_option("engine.context", self.engine.context, 16, 1 << 24);
         check.within_option("engine.kv_memory_mib", self.engine.kv_memory_mib, 1, 1 << 24);
+        check.within_option("engine.memory_mib", self.engine.memory_mib, 1, 1 << 30);
         check.within_option("cpu.threads", self.cpu.threads, 1, 1024);
         let scheduler = &self.scheduler;
         check.within("scheduler.max_rows", scheduler.max_rows, 1, 1024);

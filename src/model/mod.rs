@@ -19,6 +19,8 @@ pub mod engine;
 #[cfg(feature = "fake")]
 pub mod fake;
 pub mod families;
+pub mod hub;
+pub mod inspect;
 pub mod load;
 #[cfg(feature = "mlx")]
 pub mod mlx;

@@ -15,6 +15,7 @@ use crate::model::ops::Ops;
 use crate::model::{LoadedModel, ModelSource, PreparedEngine};
 use crate::types::LoadError;
 
+pub mod fit;
 mod memory;
 
 /// A model on disk.
@@ -53,8 +54,26 @@ impl FileModel {
         let path = path.as_ref();
         load::kind(path)?;
         choose(config.engine.device)?;
-        Ok(Self { id: load::model_id(path), path: path.to_path_buf(), config: config.clone() })
+        Ok(Self {
+            id: snapshot_name(path).unwrap_or_else(|| load::model_id(path)),
+            path: path.to_path_buf(),
+            config: config.clone(),
+        })
     }
+
+    /// Another id in the API than the path's, where there is one.
+    pub fn named(mut self, id: Option<String>) -> Self {
+        self.id = id.unwrap_or(self.id);
+        self
+    }
+}
+
+/// The model's name where a path is a snapshot of the hub's cache: a commit would say nothing to anybody.
+fn snapshot_name(path: &Path) -> Option<String> {
+    let folder = path.is_dir().then(|| path.canonicalize().ok()).flatten()?;
+    let snapshots = folder.parent().filter(|parent| parent.ends_with("snapshots"))?;
+    let repo = snapshots.parent()?.file_name()?.to_str()?.strip_prefix("models--")?;
+    Some(repo.split_once("--").map_or(repo, |(_, name)| name).to_owned())
 }
 
 /// The backend for a choice: Metal where there is one, else our own.
@@ -77,12 +96,15 @@ fn not_compiled(feature: &str) -> LoadError {
 
 /// The context that rows get: as set, at most the model's.
 fn context(config: &Config, facts: &DecoderFacts) -> Result<u32, LoadError> {
+    context_of(config, facts.context)
+}
+
+fn context_of(config: &Config, own: u32) -> Result<u32, LoadError> {
     match config.engine.context {
-        None => Ok(facts.context),
-        Some(asked) if (1..=facts.context).contains(&asked) => Ok(asked),
+        None => Ok(own),
+        Some(asked) if (1..=own).contains(&asked) => Ok(asked),
         Some(asked) => {
-            let message =
-                format!("engine.context = {asked}: this model has from 1 to {} tokens", facts.context);
+            let message = format!("engine.context = {asked}: this model has from 1 to {own} tokens");
             Err(LoadError::Unsupported { message })
         }
     }
@@ -99,7 +121,16 @@ fn kv_budget(config: &Config, facts: &DecoderFacts, context: u32, units: KvUnits
     let row_tokens = u64::from(context) + units.block_tokens;
     let all_rows = (config.scheduler.max_rows as u64).saturating_mul(row_tokens).saturating_mul(per_token);
     let left = |bytes: u64| bytes.saturating_sub(units.weight_bytes) / 4 * 3;
-    memory::machine_bytes().map_or(all_rows, |bytes| all_rows.min(bytes / 4).min(left(bytes)))
+    let one_row = row_tokens.saturating_mul(per_token);
+    // A whole context must find room where that was found to fit.
+    let share = |bytes: u64| all_rows.min(bytes / 4).max(one_row).min(left(bytes));
+    limit(config).map_or(all_rows, share)
+}
+
+/// Memory that may be used: as set, else the machine's.
+fn limit(config: &Config) -> Option<u64> {
+    let set = config.engine.memory_mib.map(|mib| mib.saturating_mul(1024 * 1024));
+    set.or_else(memory::machine_bytes)
 }
 
 /// Packs for one backend.
@@ -159,6 +190,29 @@ fn prepare_mlx(files: &ModelFiles, config: &Config) -> Result<Box<dyn PreparedEn
     prepare::<MlxOps>(files, config, ops, units)
 }
 
+/// How MLX holds a model on this machine's device.
+#[derive(Clone, Copy, Debug)]
+struct MlxNumbers {
+    /// Bytes of an activation, and of a key or value.
+    element_bytes: u64,
+    /// Quantised weights are widened as well.
+    dequantizes: bool,
+}
+
+#[cfg(feature = "mlx")]
+fn mlx_numbers() -> MlxNumbers {
+    use crate::model::mlx::{MlxConfig, MlxDevice, MlxType};
+
+    let device = if cfg!(target_os = "macos") { MlxDevice::Gpu } else { MlxDevice::Cpu };
+    let config = MlxConfig::for_device(device, MlxType::F16);
+    MlxNumbers { element_bytes: config.activations.bytes(), dequantizes: config.dequantize }
+}
+
+#[cfg(not(feature = "mlx"))]
+fn mlx_numbers() -> MlxNumbers {
+    MlxNumbers { element_bytes: 4, dequantizes: true }
+}
+
 impl ModelSource for FileModel {
     fn id(&self) -> &str {
         &self.id
@@ -167,6 +221,7 @@ impl ModelSource for FileModel {
     fn load(&self) -> Result<LoadedModel, LoadError> {
         let backend = choose(self.config.engine.device)?;
         let files = load::open(&self.path)?;
+        fit::estimate(&files, &self.config)?.check()?;
         let engine = prepare_for(backend, &files, &self.config)?;
         let mut text = files.text;
         if let Some(context) = self.config.engine.context {

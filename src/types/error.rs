@@ -68,7 +68,9 @@ pub enum PrepareError {
         message: String,
     },
     /// The model has no chat template.
-    #[error("the model `{model}` has no chat template: it is a base model and cannot chat")]
+    #[error(
+        "the model `{model}` has no chat template: it is a base model; have it continue a text (POST /v1/completions)"
+    )]
     NoTemplate {
         /// Which.
         model: String,
@@ -139,6 +141,12 @@ pub enum LoadError {
     #[error("not supported: {message}")]
     Unsupported {
         /// What, and what is supported instead.
+        message: String,
+    },
+    /// More memory is needed than there is.
+    #[error("does not fit: {message}")]
+    DoesNotFit {
+        /// What is needed, what there is, what would fit.
         message: String,
     },
     /// Nothing usable at this place.

@@ -9,6 +9,7 @@ pub mod event;
 pub mod ids;
 pub mod request;
 pub mod sampling;
+pub mod size;
 pub mod ticket;
 
 pub use clock::{Clock, ManualClock, SystemClock};
@@ -17,4 +18,5 @@ pub use event::{ChatEvent, Failure, FailureReason, FinishReason, Timings, Usage}
 pub use ids::{Epoch, RequestId, SequenceId, TokenId};
 pub use request::{ChatMessage, ChatRequest, ClientId, PreparedPrompt, Role, StopRules, ToolCall};
 pub use sampling::{Range, SamplingOptions, SamplingParams};
+pub use size::ByteSize;
 pub use ticket::{LiveCount, Ticket, TicketOffice};

@@ -49,8 +49,9 @@ impl Model {
             kv_heads: 3,
             head_dim: 64,
             scale: 0.125,
+            softcap: None,
             window: None,
-            rope: Some(Rope { inv_freq: ops.vector(&inv_freq).unwrap(), dims: 64 }),
+            rope: Some(Rope { inv_freq: ops.vector(&inv_freq).unwrap(), dims: 64, scale: 1.0 }),
             q_norm: None,
             k_norm: None,
         };

@@ -40,6 +40,15 @@ impl Mapping {
         self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
+    /// Lets the process' share of the pages go: what was read counts no longer as its memory. They are
+    /// still the file's, so a later look reads them again.
+    pub fn release(&self) {
+        #[cfg(unix)]
+        // SAFETY: dropping pages of a read-only map of a file changes no byte that anybody sees: the
+        // next access maps the same page of the file again. Without success they stay, which is no fault.
+        let _ = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+    }
+
     /// All of the file.
     pub fn bytes(&self) -> &[u8] {
         &self.map

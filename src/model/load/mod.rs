@@ -21,8 +21,8 @@ use crate::model::text::TextModel;
 use crate::types::LoadError;
 
 pub use gguf::ARCHITECTURES;
-pub use table::TensorTable;
-pub use tensor::{AffineShape, HostTensor, MetaType, RowOrder, TensorType};
+pub use table::{TensorFacts, TensorTable};
+pub use tensor::{AffineShape, Factors, HostTensor, MetaType, RowOrder, TensorType};
 
 /// A model's files, opened and checked.
 #[derive(Debug)]
@@ -79,9 +79,24 @@ pub fn kind(path: &Path) -> Result<ModelKind, LoadError> {
 /// # Errors
 /// Any [`LoadError`] but `Backend`; never panics on what a file holds.
 pub fn open(path: &Path) -> Result<ModelFiles, LoadError> {
-    match kind(path)? {
+    let mut files = match kind(path)? {
         ModelKind::Gguf => gguf::open(path),
         ModelKind::Folder => folder::open(path),
+    }?;
+    let chat = files.text.chat_facts();
+    files.text.facts.extend(chat);
+    Ok(files)
+}
+
+/// Opens the text side alone: tokenizer, template, ends. Its weights need not be supported, and its
+/// `context` and `facts` may be missing.
+///
+/// # Errors
+/// As [`open`], for what concerns text.
+pub fn open_text(path: &Path) -> Result<TextModel, LoadError> {
+    match kind(path)? {
+        ModelKind::Gguf => gguf::open_text(path),
+        ModelKind::Folder => folder::open_text(path),
     }
 }
 

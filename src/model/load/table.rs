@@ -5,11 +5,15 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::mapping::Mapping;
 use super::tensor::{HostTensor, RowOrder, TensorType};
 use crate::types::LoadError;
+
+/// After so many bytes handed out, the pages read so far are let go: a load's peak is then the packed
+/// weights and little more, not both forms of the model.
+const RELEASE_BYTES: usize = 4 << 20;
 
 /// Bytes of a mapped file.
 #[derive(Clone, Debug)]
@@ -40,16 +44,31 @@ struct Slot {
     used: AtomicBool,
 }
 
+/// What is known of a tensor without reading it.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorFacts<'a> {
+    /// In Hugging Face's terms.
+    pub name: &'a str,
+    /// Outermost first, in elements.
+    pub shape: &'a [usize],
+    /// How it is stored.
+    pub kind: TensorType,
+    /// In the file, scales and biases included.
+    pub bytes: u64,
+}
+
 /// A model's tensors by name.
 #[derive(Debug, Default)]
 pub struct TensorTable {
     files: Vec<Mapping>,
     slots: BTreeMap<String, Slot>,
+    /// Bytes handed out since pages were last let go.
+    handed: AtomicUsize,
 }
 
 impl TensorTable {
     pub(super) fn new(files: Vec<Mapping>) -> Self {
-        Self { files, slots: BTreeMap::new() }
+        Self { files, slots: BTreeMap::new(), handed: AtomicUsize::new(0) }
     }
 
     /// Adds a tensor after checking its bytes against type and shape.
@@ -113,7 +132,17 @@ impl TensorTable {
             return Err(self.wrong_shape(name, &slot.entry, &[rows, cols]));
         }
         slot.used.store(true, Ordering::Relaxed);
+        self.release_read_pages(slot.entry.data.bytes.len());
         Ok(self.host(&slot.entry, rows, cols))
+    }
+
+    /// What was handed out before has mostly been packed by now; what has not is only read again.
+    fn release_read_pages(&self, next: usize) {
+        let before = self.handed.fetch_add(next, Ordering::Relaxed);
+        if before >= RELEASE_BYTES {
+            self.handed.store(next, Ordering::Relaxed);
+            self.files.iter().for_each(Mapping::release);
+        }
     }
 
     /// A vector of plain floats, widened to f32; marks it as consumed.
@@ -145,6 +174,16 @@ impl TensorTable {
     /// All names, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.slots.keys().map(String::as_str)
+    }
+
+    /// All tensors, in the order of their names.
+    pub fn facts(&self) -> impl Iterator<Item = TensorFacts<'_>> {
+        self.slots.iter().map(|(name, slot)| {
+            let entry = &slot.entry;
+            let meta = entry.meta.as_ref().map_or(0, |(a, b)| a.bytes.len() + b.bytes.len());
+            let bytes = (entry.data.bytes.len() + meta) as u64;
+            TensorFacts { name, shape: &entry.shape, kind: entry.kind, bytes }
+        })
     }
 
     /// Elements of all tensors: the model's parameters.

@@ -333,6 +333,15 @@ impl<'a> Metadata<'a> {
         }
     }
 
+    /// A list of floats that may be there.
+    pub fn floats(&self, key: &str) -> Result<Option<&[f32]>, LoadError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Floats(numbers)) => Ok(Some(numbers)),
+            Some(_) => Err(self.wrong(key, "a list of floats")),
+        }
+    }
+
     /// A list of whole numbers that may be there.
     pub fn numbers(&self, key: &str) -> Result<Option<&[i64]>, LoadError> {
         match self.get(key) {

@@ -1,0 +1,163 @@
+//! Whether a model fits the memory: estimated from headers, before anything is packed.
+//!
+//! An estimate from above for what a row of the whole context needs; the operators' own small buffers
+//! are a few per cent. Mapped files are not counted: the system takes their pages back.
+
+use serde_json::Value;
+
+use super::{Backend, choose, context_of, limit, mlx_numbers};
+use crate::config::{Config, KvType};
+use crate::model::load::{ModelFiles, TensorFacts};
+use crate::types::{ByteSize, LoadError};
+
+/// Shortest context that is worth proposing.
+const LEAST_CONTEXT: u64 = 256;
+
+/// What a model needs and what there is, bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Estimate {
+    /// Weights as packed.
+    pub weights: u64,
+    /// Keys and values of a token, all layers.
+    pub kv_per_token: u64,
+    /// Tokens of a row.
+    pub context: u32,
+    /// Keys and values: one row of the whole context, or as set.
+    pub kv: u64,
+    /// Activations of a step and logits.
+    pub scratch: u64,
+    /// What may be used; `None` where the system does not tell.
+    pub limit: Option<u64>,
+    /// Keys and values could be stored in half of it.
+    kv_can_be_halved: bool,
+    /// The size of the key-value memory is a setting.
+    kv_is_set: bool,
+}
+
+/// Estimates for the backend that the settings choose.
+///
+/// # Errors
+/// `Unsupported` for a device that is not compiled in or a context that the model has not.
+pub fn estimate(files: &ModelFiles, config: &Config) -> Result<Estimate, LoadError> {
+    let backend = choose(config.engine.device)?;
+    let number = |key: &str| number(&files.config, key);
+    let heads = number("num_attention_heads").unwrap_or(0);
+    let kv_heads = number("num_key_value_heads").unwrap_or(heads);
+    let hidden = number("hidden_size").unwrap_or(0);
+    let head_dim = number("head_dim").or_else(|| hidden.checked_div(heads)).unwrap_or(0);
+    let layers = number("num_hidden_layers").unwrap_or(0);
+    let element = match (backend, config.cpu.kv) {
+        (Backend::Mlx, _) => mlx_numbers().element_bytes,
+        (Backend::Cpu, KvType::F16) => 2,
+        (Backend::Cpu, KvType::F32) => 4,
+    };
+    let product = |factors: &[u64]| factors.iter().fold(1u64, |all, factor| all.saturating_mul(*factor));
+    let kv_per_token = product(&[2, layers, kv_heads, head_dim, element]);
+    let context = context_of(config, files.text.context)?;
+    let set = config.engine.kv_memory_mib.map(|mib| mib.saturating_mul(1024 * 1024));
+    let tokens = u64::from(config.scheduler.max_chunk_tokens).min(u64::from(context));
+    let wide =
+        hidden.saturating_mul(6).saturating_add(number("intermediate_size").unwrap_or(0).saturating_mul(3));
+    let rows = config.scheduler.max_rows as u64;
+    let logits = product(&[number("vocab_size").unwrap_or(0), rows, 4]);
+    Ok(Estimate {
+        weights: files
+            .tensors
+            .facts()
+            .map(|tensor| packed_bytes(backend, &tensor))
+            .fold(0, u64::saturating_add),
+        kv_per_token,
+        context,
+        kv: set.unwrap_or_else(|| kv_per_token.saturating_mul(u64::from(context))),
+        scratch: product(&[tokens, wide, 4]).saturating_add(logits),
+        limit: limit(config),
+        kv_can_be_halved: element == 4 && backend == Backend::Cpu,
+        kv_is_set: set.is_some(),
+    })
+}
+
+/// A number of the configuration, also inside the text part of one with several.
+fn number(config: &Value, key: &str) -> Option<u64> {
+    let inner = || config.get("text_config")?.get(key)?.as_u64();
+    config.get(key).and_then(Value::as_u64).or_else(inner)
+}
+
+/// On the CPU as in the file; MLX widens plain floats to its activations' type, on some devices all weights.
+fn packed_bytes(backend: Backend, tensor: &TensorFacts<'_>) -> u64 {
+    let elements = tensor.shape.iter().fold(1u64, |all, dim| all.saturating_mul(*dim as u64));
+    match backend {
+        Backend::Mlx if tensor.kind.is_dense() || mlx_numbers().dequantizes => {
+            elements.saturating_mul(mlx_numbers().element_bytes)
+        }
+        _ => tensor.bytes,
+    }
+}
+
+impl Estimate {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.weights.saturating_add(self.kv).saturating_add(self.scratch)
+    }
+
+    /// Whether it fits; where nobody knows the limit it is taken to.
+    pub fn fits(&self) -> bool {
+        self.limit.is_none_or(|limit| self.total() <= limit)
+    }
+
+    /// The longest context that fits beside weights and scratch, in steps of 256 tokens.
+    pub fn fitting_context(&self) -> Option<u64> {
+        let left = self.limit?.checked_sub(self.weights)?.checked_sub(self.scratch)?;
+        let tokens = left.checked_div(self.kv_per_token)? / LEAST_CONTEXT * LEAST_CONTEXT;
+        (tokens >= LEAST_CONTEXT).then(|| tokens.min(u64::from(self.context)))
+    }
+
+    /// Refuses what cannot fit.
+    ///
+    /// # Errors
+    /// `DoesNotFit` with the numbers and what would fit.
+    pub fn check(&self) -> Result<(), LoadError> {
+        if self.fits() {
+            return Ok(());
+        }
+        let limit = self.limit.unwrap_or(u64::MAX);
+        let size = |bytes: u64| ByteSize(bytes).to_string();
+        let kv = if self.kv_is_set {
+            format!("{} for keys and values (engine.kv_memory_mib)", size(self.kv))
+        } else {
+            format!("{} for keys and values of {} tokens", size(self.kv), self.context)
+        };
+        let mut message = format!(
+            "the model needs {}: {} for weights, {kv}, {} for computing; {} may be used. ",
+            size(self.total()),
+            size(self.weights),
+            size(self.scratch),
+            size(limit)
+        );
+        message += &self.advice(limit);
+        Err(LoadError::DoesNotFit { message })
+    }
+
+    fn advice(&self, limit: u64) -> String {
+        let mut ways = Vec::new();
+        if let Some(tokens) = self.fitting_context() {
+            if self.kv_is_set {
+                let mib = self.kv_per_token.saturating_mul(tokens) >> 20;
+                ways.push(format!("engine.kv_memory_mib of at most {}", mib.max(1)));
+            } else {
+                ways.push(format!("a context of {tokens} tokens (--ctx {tokens})"));
+            }
+        }
+        if self.kv_can_be_halved {
+            ways.push("half the bytes for keys and values (cpu.kv = \"f16\")".into());
+        }
+        let room = limit.saturating_sub(self.scratch) / 4 * 3;
+        // Two bits a weight are the least there is; from sixteen that is an eighth.
+        if room > 0 && room >= self.weights / 8 {
+            ways.push(format!("a quantisation of at most {}", ByteSize(room)));
+        } else {
+            ways.push("a smaller model".into());
+        }
+        format!("What would fit: {}", ways.join("; or "))
+    }
+}
