@@ -277,6 +277,19 @@ fn there_is_one_bos_where_the_model_wants_it_and_none_where_not() {
     }
 }
 
+/// Each control token of a real vocabulary: one id in a template's text, none in a request's.
+#[test]
+fn every_control_token_is_one_id_of_a_template_and_none_of_a_request() {
+    let text = demo();
+    let controls: Vec<TokenId> =
+        (0..text.tokenizer.vocab_size()).map(TokenId).filter(|&id| text.tokenizer.is_control(id)).collect();
+    assert!(controls.len() > 10);
+    let written = text.tokenizer.decode(&controls, true);
+    assert_eq!(text.tokenizer.encode_with_specials(&written).expect("encodes"), controls);
+    let plain = text.tokenizer.encode_text(&written).expect("encodes");
+    assert!(plain.iter().all(|&id| !text.tokenizer.is_control(id)));
+}
+
 #[test]
 fn an_unknown_pretokenizer_is_refused_with_the_known_ones() {
     let parts = BpeParts {

@@ -4,6 +4,10 @@
 //! are bounded by fuel, output and recursion by limits, and nothing can be
 //! loaded or included. What a template prints is text; which of it is control
 //! tokens is decided by [`crate::model::text`].
+//!
+//! One bound is the engine's and comes late: a list of lists that share their parts is charged
+//! after `~` or a filter has made text of it, not while. A template made for that (nothing else nests
+//! so) can take long, and memory, when it is loaded; `tojson` and printing are bounded here.
 
 mod calendar;
 mod capabilities;
