@@ -66,6 +66,8 @@ test: test-setup ## all tests but the long ones
 
 .PHONY: test-full
 test-full: test-setup ## the long tests as well
+	@native/gemma.sh > /dev/null
+	@native/tokenizers.sh > /dev/null
 	$(SDK_PYTHON) $(CARGO) test --release -- --include-ignored
 
 .PHONY: bench

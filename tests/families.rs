@@ -63,5 +63,44 @@ fn a_tied_head_that_is_stored_once_more_is_passed_over() {
 #[test]
 fn an_unknown_family_is_refused_with_those_known() {
     let error = error_with(json!({"model_type": "mamba2"})).to_string();
-    assert!(error.contains("mamba2") && error.contains("llama") && error.contains("qwen3"), "{error}");
+    let known = "llama, mistral, qwen2, qwen3, gemma2, gemma3, gemma3_text, phi3, granite, smollm3, olmo2";
+    assert!(error.contains("`mamba2`") && error.contains(known), "{error}");
+}
+
+/// The error of a tiny GGUF file in which one name was changed for another of its length.
+fn error_with_name(model: &str, from: &str, to: &str) -> LoadError {
+    assert_eq!(from.len(), to.len());
+    let mut bytes = std::fs::read(common::data(&format!("tiny/gguf-{model}/{model}.gguf"))).unwrap();
+    let at = bytes.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
+    bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    match load::open(&path) {
+        Ok(files) => families::pack::<PlainOps>(&files, &()).err().expect("it is refused"),
+        Err(error) => error,
+    }
+}
+
+#[test]
+fn metadata_without_which_text_would_be_wrong_is_asked_for() {
+    for (model, from, to, named) in [
+        ("gemma3", "gemma3.attention.sliding_window", "gemma3.attention.sliding_wind0w", "sliding_window"),
+        ("gemma3", "gemma3.rope.freq_base", "gemma3.rope.freq_bass", "rope.freq_base"),
+        ("gemma2", "gemma2.attention.sliding_window", "gemma2.attention.sliding_wind0w", "sliding_window"),
+        ("phi3", "rope_factors_short.weight", "rope_factors_shirt.weight", "rope_factors_short"),
+        (
+            "phi3",
+            "phi3.rope.scaling.original_context_length",
+            "phi3.rope.scaling.original_context_lengtx",
+            "original_context_length",
+        ),
+        ("olmo2", "blk.2.attn_q_norm.weight", "blk.2.attn_q_nurm.weight", "q_norm"),
+        ("qwen2", "blk.1.attn_k.bias", "blk.1.attn_k.bios", "k_proj.bias"),
+        ("olmo2", "olmo2.attention.head_count_kv", "olmo2.attention.zead_count_kv", "k_norm"),
+        ("granite", "blk.0.ffn_gate.weight", "blk.0.ffn_gate.woight", "gate_proj"),
+    ] {
+        let error = error_with_name(model, from, to).to_string();
+        assert!(error.contains(named), "{model} without {from}: {error}");
+    }
 }

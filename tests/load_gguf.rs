@@ -86,9 +86,13 @@ fn every_type_gives_the_single_precision_weights_within_its_step() {
         // Row order included: the file's rows of q and k are interleaved, ours are not.
         assert_eq!(rows(&exact, name, shape.0, shape.1), reference, "{name}");
         let largest = reference.iter().fold(0.0f32, |most, value| most.max(value.abs()));
-        for (kind, tolerance) in
-            [("llama-f16", 1e-3), ("llama-bf16", 8e-3), ("llama-q8_0", 1e-2), ("llama-q4_0", 0.15)]
-        {
+        for (kind, tolerance) in [
+            ("llama-f16", 1e-3),
+            ("llama-bf16", 8e-3),
+            ("llama-q8_0", 1e-2),
+            ("llama-q5_0", 0.07),
+            ("llama-q4_0", 0.15),
+        ] {
             let got = rows(&open(kind), name, shape.0, shape.1);
             let error = got.iter().zip(&reference).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
             assert!(error <= tolerance * largest, "{kind} {name}: {error} of {largest}");
@@ -106,6 +110,8 @@ fn codes_scales_and_biases_give_what_dequantising_gives() {
         ("llama-q4_0", WEIGHT, 4),
         ("llama-q4_1", WEIGHT, 4),
         ("llama-q8_0", WEIGHT, 8),
+        ("llama-q5_0", WEIGHT, 5),
+        ("llama-q5_1", WEIGHT, 5),
         ("llama-q4_1", "model.embed_tokens.weight", 8),
     ] {
         let files = open(kind);
@@ -122,7 +128,7 @@ fn codes_scales_and_biases_give_what_dequantising_gives() {
                 let affine = f64::from(scales[at / 32]) * f64::from(codes[at]) + f64::from(biases[at / 32]);
                 assert!((affine - f64::from(*value)).abs() <= f64::from(value.abs()) * 1e-6 + 1e-9, "{kind}");
             }
-            assert!(bits == 8 || codes.iter().all(|&code| code < 16));
+            assert!(codes.iter().all(|&code| u16::from(code) < 1 << bits));
         }
         assert_eq!(matrix.row_bytes(matrix_rows), b"", "a row that is not there");
     }
@@ -229,10 +235,17 @@ fn lies_are_refused_quickly_and_name_the_figure() {
         (llama().tensor("t", &[1; 9], 0, 0).bytes(), "9 dimensions"),
         (llama().tensor("t", &[33], 2, 0).bytes(), "no whole blocks"),
         (llama().tensor("t", &[4], 0, 0).tensor("t", &[4], 0, 0).bytes(), "twice"),
-        (llama().tensor("t", &[256], 12, 0).bytes(), "tensor `t` is Q4_K (type 12)"),
+        (
+            llama().tensor("a", &[16], 0, 0).tensor("b", &[4], 0, 32).bytes(),
+            "tensor `b`: begins before `a` ends: at 32, not at 64 or later",
+        ),
+        (llama().tensor("t", &[255], 12, 0).bytes(), "rows of 255 are no whole blocks of 256 (Q4_K)"),
         (llama().bytes(), "token_embd.weight"),
         (llama().value("general.alignment", 4, &0u32.to_le_bytes()).bytes(), "general.alignment is 0"),
-        (Builder::default().text("general.architecture", "mamba").bytes(), "known: llama, qwen3"),
+        (
+            Builder::default().text("general.architecture", "mamba").bytes(),
+            "known: llama, qwen2, qwen3, gemma2",
+        ),
         (Builder::default().bytes(), "`general.architecture` is missing"),
         (b"GGUF".to_vec(), "cut short"),
         (b"GGML\0\0\0\0".to_vec(), "not a GGUF file"),
@@ -245,6 +258,62 @@ fn lies_are_refused_quickly_and_name_the_figure() {
         assert!(error.contains(words), "expected {words:?} in {error:?}");
     }
     assert!(started.elapsed() < Duration::from_secs(10), "refusing took {:?}", started.elapsed());
+}
+
+#[test]
+fn types_that_are_not_supported_are_refused_by_name() {
+    for (kind, name) in [
+        (4, "Q4_2"),
+        (9, "Q8_1"),
+        (10, "Q2_K"),
+        (11, "Q3_K"),
+        (15, "Q8_K"),
+        (16, "IQ2_XXS"),
+        (17, "IQ2_XS"),
+        (18, "IQ3_XXS"),
+        (19, "IQ1_S"),
+        (20, "IQ4_NL"),
+        (21, "IQ3_S"),
+        (22, "IQ2_S"),
+        (23, "IQ4_XS"),
+        (24, "I8"),
+        (27, "I64"),
+        (28, "F64"),
+        (29, "IQ1_M"),
+        (31, "a rearranged Q4_0"),
+        (34, "TQ1_0"),
+        (35, "TQ2_0"),
+        (39, "MXFP4"),
+        (40, "NVFP4"),
+        (u32::MAX, "of an unknown type"),
+    ] {
+        let file = Builder::default().text("general.architecture", "llama");
+        let error = open_bytes(&file.tensor("blk.7.attn_q.weight", &[256], kind, 0).bytes());
+        let error = error.expect_err("is refused");
+        let words = format!("tensor `blk.7.attn_q.weight` is {name}");
+        assert!(
+            matches!(&error, LoadError::Unsupported { message } if message.starts_with(&words)
+                && message.contains(&format!("(type {kind}); supported are F32,"))
+                && message.ends_with("Q4_K, Q5_K and Q6_K")),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_type_is_read_from_each_tensor_and_not_from_the_label() {
+    // Labelled 15, `mostly Q4_K`; in truth four types.
+    let files = open("llama-q4_k");
+    let kinds: Vec<String> = [
+        ("model.layers.0.self_attn.q_proj.weight", 256),
+        ("model.layers.0.mlp.down_proj.weight", 256),
+        ("model.embed_tokens.weight", 288),
+    ]
+    .map(|(name, rows)| files.tensors.matrix(name, rows, 256).expect("is there").kind.describe())
+    .into();
+    assert_eq!(kinds, ["Q4_K", "Q6_K", "Q5_0"]);
+    let facts: std::collections::HashMap<_, _> = files.text.facts.into_iter().collect();
+    assert_eq!(facts["weights"], "Q4_K, Q6_K, Q5_0");
 }
 
 #[test]
@@ -265,12 +334,17 @@ fn a_vocabulary_that_does_not_fit_is_refused() {
     spoiled[at..at + 6].copy_from_slice(b"smellm");
     let error = open_bytes(&spoiled).expect_err("is refused");
     assert!(matches!(&error, LoadError::Unsupported { message } if message.contains("smellm")), "{error}");
-    // SentencePiece is not read as something else.
+    // A SentencePiece vocabulary without scores is not read as something else.
     let mut spoiled = bytes.clone();
     let at = find(b"tokenizer.ggml.model") + 20 + 4;
     spoiled.splice(at..at + 12, [&5u64.to_le_bytes()[..], b"llama"].concat());
     let error = open_bytes(&spoiled).expect_err("is refused").to_string();
-    assert!(error.contains("SentencePiece"), "{error}");
+    assert!(error.contains("tokenizer.ggml.scores"), "{error}");
+    // Nor is a kind that nobody knows.
+    let mut spoiled = bytes.clone();
+    spoiled[at..at + 12].copy_from_slice(&[&4u64.to_le_bytes()[..], b"bert"].concat());
+    let error = open_bytes(&spoiled).expect_err("is refused").to_string();
+    assert!(error.contains("`bert`") && error.contains("gpt2") && error.contains("llama"), "{error}");
 }
 
 #[test]
@@ -301,21 +375,26 @@ proptest! {
     /// Whatever is written over a file's beginning, or cut off it: an error or a model, never a panic.
     #[test]
     fn damaged_files_never_panic(
-        kind in 0usize..3,
-        cut in proptest::option::weighted(0.3, 0usize..20_000),
+        kind in 0usize..6,
+        cut in proptest::option::weighted(0.3, prop_oneof![0usize..20_000, 0usize..450_000]),
         changes in proptest::collection::vec((0usize..9000, prop_oneof![any::<u8>(), Just(0xff), Just(0)]), 0..10),
     ) {
-        let name = ["llama-q4_0", "qwen3-q8_0", "llama3-rope-f16"][kind];
+        let name =
+            ["llama-q4_0", "qwen3-q8_0", "llama3-rope-f16", "llama-q4_k", "llama-q6_k", "llama-q5_1"][kind];
         let mut bytes = std::fs::read(tiny(name)).expect("reads");
         for (at, byte) in changes {
             bytes[at] = byte;
         }
         bytes.truncate(cut.unwrap_or(usize::MAX));
+        let fs_len = bytes.len();
         if let Ok(files) = open_bytes(&bytes) {
             let names: Vec<String> = files.tensors.names().map(str::to_owned).collect();
             for name in names {
                 if let Some(&[r, c]) = files.tensors.shape(&name) {
-                    rows(&files, &name, r, c);
+                    let values = rows(&files, &name, r, c);
+                    let kind = files.tensors.matrix(&name, r, c).expect("is there").kind;
+                    let bytes = kind.row_bytes(c).expect("whole blocks") * r;
+                    prop_assert!(bytes <= fs_len && values.len() == r * c, "{name} of {r} by {c}");
                 }
             }
             let ids = files.text.tokenizer.encode_with_specials("Hello <|im_end|> 12").unwrap_or_default();

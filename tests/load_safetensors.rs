@@ -102,19 +102,28 @@ fn half_precision_folders_are_close_to_the_single_precision_one() {
 
 #[test]
 fn mlx_codes_scales_and_biases_give_what_dequantising_gives() {
-    for (name, bits, group) in [("llama-mlx4", 4, 64), ("llama-mlx8", 8, 32), ("qwen3-mlx4", 4, 32)] {
+    for (name, bits, group, cols) in [
+        ("llama-mlx2", 2, 32, 64),
+        ("llama-mlx3", 3, 128, 256),
+        ("llama-mlx4", 4, 64, 64),
+        ("llama-mlx5", 5, 32, 64),
+        ("llama-mlx6", 6, 64, 64),
+        ("llama-mlx8", 8, 32, 64),
+        ("qwen3-mlx4", 4, 32, 64),
+    ] {
         let files = load::open(&data(&format!("tiny/{name}"))).expect("opens");
-        let matrix = files.tensors.matrix("model.embed_tokens.weight", 288, 64).expect("is there");
+        let matrix = files.tensors.matrix("model.embed_tokens.weight", 288, cols).expect("is there");
         assert_eq!(matrix.affine(), Some(AffineShape { bits, group }));
-        let (mut codes, mut scales, mut biases) = (vec![0; 64], vec![0.0; 64 / group], vec![0.0; 64 / group]);
-        let mut values = vec![0.0; 64];
+        let groups = cols / group;
+        let (mut codes, mut scales, mut biases) = (vec![0; cols], vec![0.0; groups], vec![0.0; groups]);
+        let mut values = vec![0.0; cols];
         for row in [0, 1, 287] {
             matrix.affine_row(row, &mut codes, &mut scales, &mut biases);
             matrix.dequantize_row(row, &mut values);
             for (at, value) in values.iter().enumerate() {
                 assert_eq!(scales[at / group] * f32::from(codes[at]) + biases[at / group], *value);
             }
-            assert!(bits == 8 || codes.iter().all(|&code| code < 16));
+            assert!(codes.iter().all(|&code| u16::from(code) < 1 << bits));
             assert!(values.iter().any(|value| *value != 0.0));
         }
     }
@@ -124,7 +133,9 @@ fn mlx_codes_scales_and_biases_give_what_dequantising_gives() {
 fn mlx_weights_are_near_the_ones_they_were_made_from() {
     let exact = load::open(&data("tiny/llama")).expect("opens");
     let a = rows(&exact.tensors, "lm_head.weight", 288, 64);
-    for (name, tolerance) in [("llama-mlx4", 0.2), ("llama-mlx8", 0.02)] {
+    for (name, tolerance) in
+        [("llama-mlx4", 0.2), ("llama-mlx5", 0.1), ("llama-mlx6", 0.06), ("llama-mlx8", 0.02)]
+    {
         let quantised = load::open(&data(&format!("tiny/{name}"))).expect("opens");
         let b = rows(&quantised.tensors, "lm_head.weight", 288, 64);
         let largest = a.iter().fold(0.0f32, |most, value| most.max(value.abs()));
@@ -158,7 +169,30 @@ fn weight_and_scales_may_lie_in_different_shards() {
     assert!(load::open(folder.path()).expect_err("is refused").to_string().contains("model.extra"));
     edit_json(&index, |index| index["weight_map"]["model.extra"] = "../a.safetensors".into());
     assert!(load::open(folder.path()).expect_err("is refused").to_string().contains("model.extra"));
-    // Without the scales' shard.
+    // Without one of the files.
+    let (kept, away) = (folder.path().join("b.safetensors"), folder.path().join("away"));
+    fs::rename(&kept, &away).expect("renames");
+    edit_json(&index, |index| index["weight_map"]["model.extra"] = "a.safetensors".into());
+    let error = load::open(folder.path()).expect_err("is refused");
+    assert!(
+        matches!(&error, LoadError::NotFound { message } if message.contains("of 2 files named in model.safetensors.index.json")
+            && message.contains("b.safetensors")),
+        "{error}"
+    );
+    fs::rename(&away, &kept).expect("renames");
+    edit_json(&index, |index| {
+        drop(index["weight_map"].as_object_mut().expect("a map").remove("model.extra"))
+    });
+    // With half of one.
+    let bytes = fs::read(&kept).expect("reads");
+    fs::write(&kept, &bytes[..bytes.len() - 100]).expect("writes");
+    let error = load::open(folder.path()).expect_err("is refused").to_string();
+    assert!(
+        error.contains("b.safetensors: is cut short: tensor `") && error.contains("100 bytes are missing"),
+        "{error}"
+    );
+    fs::write(&kept, bytes).expect("writes");
+    // Without the scales' shard in the index.
     edit_json(&index, |index| {
         let map = index["weight_map"].as_object_mut().expect("a map");
         map.retain(|name, _| name.ends_with(".weight") || name.ends_with(".biases"));
@@ -167,39 +201,191 @@ fn weight_and_scales_may_lie_in_different_shards() {
 }
 
 #[test]
-fn the_shapes_decide_where_a_layer_differs_from_the_configuration() {
-    let folder = copy("llama-mlx8");
-    let config = folder.path().join("config.json");
-    // Global 4 bits, every layer in truth 8: found by the shapes.
-    edit_json(&config, |config| {
-        config["quantization"] = json!({"bits": 4, "group_size": 32});
+fn layers_may_differ_from_the_model_and_be_spelt_in_other_ways() {
+    let files = load::open(&data("tiny/llama-mlx-mixed")).expect("opens");
+    for (name, rows, cols, what) in [
+        (WEIGHT, 64, 64, "MLX 4-bit, groups of 64"),
+        ("model.layers.0.self_attn.v_proj.weight", 32, 64, "MLX 6-bit, groups of 64"),
+        ("model.layers.1.mlp.down_proj.weight", 64, 128, "MLX 8-bit, groups of 32"),
+        ("model.layers.2.mlp.up_proj.weight", 128, 64, "MLX 3-bit, groups of 64"),
+        ("model.layers.1.self_attn.q_proj.weight", 64, 64, "BF16"),
+        ("lm_head.weight", 288, 64, "MLX 5-bit, groups of 32"),
+    ] {
+        let matrix = files.tensors.matrix(name, rows, cols).expect("is there");
+        assert_eq!(matrix.kind.describe(), what, "{name}");
+    }
+}
+
+/// A copy of a tiny folder whose `quantization` is another.
+fn with_quantization(name: &str, quantization: Value) -> tempfile::TempDir {
+    let folder = copy(name);
+    edit_json(&folder.path().join("config.json"), |config| {
+        config["quantization"] = quantization;
         config["quantization_config"] = Value::Null;
     });
+    folder
+}
+
+#[test]
+fn the_shapes_decide_where_a_layer_differs_from_the_model() {
+    // The model's figure is 4 bits, every layer is in truth of 8: told by the shapes.
+    let folder = with_quantization("llama-mlx8", json!({"bits": 4, "group_size": 32}));
     let files = load::open(folder.path()).expect("opens");
     let matrix = files.tensors.matrix(WEIGHT, 64, 64).expect("is there");
     assert_eq!(matrix.affine(), Some(AffineShape { bits: 8, group: 32 }));
-    // An override under a longer name.
-    edit_json(&config, |config| {
-        config["quantization"] = json!({"bits": 4, "group_size": 128,
-            "language_model.model.layers.0.self_attn.q_proj": {"bits": 8, "group_size": 32}});
-    });
-    let error = load::open(folder.path()).expect_err("other layers do not fit").to_string();
-    assert!(error.contains("4 bits in groups of 128") && !error.contains("q_proj"), "{error}");
-    for (quantization, word) in [
-        (json!({"bits": 4, "group_size": 32, "mode": "mxfp4"}), "mxfp4"),
-        (json!({"quant_method": "gptq", "bits": 4}), "gptq"),
+}
+
+#[test]
+fn a_configuration_that_contradicts_the_shapes_is_refused_with_both_figures() {
+    let layer = "model.layers.0.self_attn.q_proj";
+    for (quantization, words) in [
+        // Of the layer by its name, in either spelling.
+        (
+            json!({"bits": 8, "group_size": 32, layer: {"bits": 6, "group_size": 32}}),
+            "tensor `model.layers.0.self_attn.q_proj.weight`: has 16 words of codes and 2 groups a row, which in groups of 32 are 8 bits; config.json says 6 bits",
+        ),
+        (
+            json!({"bits": 8, "group_size": 32, "language_model.model.layers.0.self_attn.q_proj": {"bits": 6, "group_size": 32}}),
+            "are 8 bits; config.json says 6 bits",
+        ),
+        (
+            json!({"bits": 8, "group_size": 32, "layers.0.self_attn.q_proj": {"bits": 3}}),
+            "are 8 bits; config.json says 3 bits",
+        ),
+        // Groups that are too wide make the matrix too wide, which whoever asks for it is told.
+        (
+            json!({"bits": 4, "group_size": 128}),
+            "has the shape [64, 256] (MLX 2-bit, groups of 128, 4096 bytes), the configuration asks for [64, 64]",
+        ),
+        (json!({"bits": 4, "group_size": 48}), "in groups of 48 are no whole bits; config.json says 4 bits"),
+        (json!({"bits": 8, "group_size": 32, layer: false}), "says `false` of it"),
+        (json!({"group_size": 32}), "`quantization`: `bits` and `group_size` are needed together"),
+        (json!({"bits": "four", "group_size": 32}), "`bits` is \"four\", not a number from 1 on"),
+        (json!({"bits": 300, "group_size": 32}), "`bits` is 300; supported are 2, 3, 4, 5, 6 and 8 bits"),
+        (json!({"bits": 4, "group_size": 0}), "`group_size` is 0, not a number from 1 on"),
+        (
+            json!({"bits": 8, "group_size": 32, layer: {"bits": -1}}),
+            "`quantization` of `model.layers.0.self_attn.q_proj`: `bits` is -1",
+        ),
+        (json!([]), "`quantization` is not an object"),
+        (json!({}), "no `quantization` with bits and group_size"),
     ] {
-        edit_json(&config, |config| config["quantization"] = quantization);
-        let error = load::open(folder.path()).expect_err("is refused");
-        assert!(matches!(&error, LoadError::Unsupported { message } if message.contains(word)), "{error}");
+        let folder = with_quantization("llama-mlx8", quantization.clone());
+        let error = match load::open(folder.path()) {
+            Err(error) => error.to_string(),
+            Ok(files) => files.tensors.matrix(WEIGHT, 64, 64).expect_err("is refused").to_string(),
+        };
+        assert!(error.contains(words), "{quantization}: expected {words:?} in {error:?}");
     }
+}
+
+#[test]
+fn modes_other_than_affine_are_refused_by_tensor_and_mode() {
+    let layer = "model.layers.1.mlp.up_proj";
+    for (quantization, words) in [
+        (
+            json!({"bits": 4, "group_size": 32, "mode": "mxfp4"}),
+            "tensor `lm_head.weight` is quantised in mode `mxfp4`; `affine` is supported",
+        ),
+        (
+            json!({"bits": 8, "group_size": 32, "mode": "mxfp8"}),
+            "tensor `lm_head.weight` is quantised in mode `mxfp8`",
+        ),
+        (
+            json!({"bits": 8, "group_size": 32, layer: {"bits": 4, "group_size": 16, "mode": "nvfp4"}}),
+            "tensor `model.layers.1.mlp.up_proj.weight` is quantised in mode `nvfp4`",
+        ),
+        (json!({"quant_method": "gptq", "bits": 4}), "quantisation by `gptq`"),
+    ] {
+        let folder = with_quantization("llama-mlx8", quantization);
+        let error = load::open(folder.path()).expect_err("is refused");
+        assert!(matches!(&error, LoadError::Unsupported { message } if message.contains(words)), "{error}");
+    }
+    // The model in another mode, each layer affine of its own.
+    let mut quantization = json!({"bits": 4, "group_size": 32, "mode": "mxfp4"});
+    for (name, ..) in read_safetensors(&data("tiny/llama-mlx8/model.safetensors")) {
+        if let Some(layer) = name.strip_suffix(".scales") {
+            quantization[layer] = json!({"bits": 8, "group_size": 32});
+        }
+    }
+    let folder = with_quantization("llama-mlx8", quantization);
+    assert!(load::open(folder.path()).is_ok());
+}
+
+/// A folder with one tensor changed in its header or bytes.
+fn with_tensor(name: &str, tensor: &str, edit: impl FnOnce(&mut Value, &mut Vec<u8>)) -> tempfile::TempDir {
+    let folder = copy(name);
+    let path = folder.path().join("model.safetensors");
+    let mut tensors = read_safetensors(&path);
+    let (_, info, bytes) = tensors.iter_mut().find(|(name, ..)| name == tensor).expect("is there");
+    edit(info, bytes);
+    write_safetensors(&path, &tensors);
+    folder
+}
+
+#[test]
+fn element_types_that_are_not_supported_are_refused_by_tensor_and_type() {
+    for (kind, bytes) in [
+        ("F8_E4M3", 1),
+        ("F8_E5M2", 1),
+        ("F8_E8M0", 1),
+        ("I8", 1),
+        ("U8", 1),
+        ("BOOL", 1),
+        ("I16", 2),
+        ("I32", 4),
+        ("F64", 8),
+        ("I64", 8),
+        ("F4", 1),
+        ("C64", 8),
+    ] {
+        let folder = with_tensor("llama", WEIGHT, |info, data| {
+            info["dtype"] = kind.into();
+            data.resize(64 * 64 * bytes, 0);
+        });
+        let error = load::open(folder.path()).expect_err("is refused");
+        assert!(
+            matches!(&error, LoadError::Unsupported { message } if message.contains(&format!("tensor `{WEIGHT}`"))
+                && message.contains(&format!("is {kind}; supported are F32, F16, BF16 and MLX's affine quantisation"))),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn scales_and_biases_that_do_not_fit_are_refused_by_name() {
+    let scales = WEIGHT.replace(".weight", ".scales");
+    let folder = with_tensor("llama-mlx4", &scales, |info, data| {
+        info["shape"] = json!([32, 1]);
+        data.truncate(32 * 2);
+    });
+    let error = load::open(folder.path()).expect_err("is refused").to_string();
+    assert!(error.contains(WEIGHT) && error.contains("has 64 rows; scales are F16 [32, 1]"), "{error}");
+    let folder = with_tensor("llama-mlx4", &scales, |info, data| {
+        info["shape"] = json!([64, 0]);
+        data.clear();
+    });
+    assert!(load::open(folder.path()).expect_err("is refused").to_string().contains(WEIGHT));
+    let folder = with_tensor("llama-mlx4", &scales, |info, data| {
+        info["dtype"] = "U8".into();
+        data.truncate(64);
+    });
+    let error = load::open(folder.path()).expect_err("is refused").to_string();
+    assert!(error.contains(WEIGHT) && error.contains("scales are U8"), "{error}");
 }
 
 #[test]
 fn a_wrong_shape_is_told_with_both_shapes() {
     let files = load::open(&data("tiny/llama")).expect("opens");
     let error = files.tensors.matrix(WEIGHT, 64, 32).expect_err("is refused").to_string();
-    assert!(error.contains(WEIGHT) && error.contains("[64, 64]") && error.contains("[64, 32]"), "{error}");
+    assert!(
+        error.contains(WEIGHT)
+            && error.contains("in model.safetensors has the shape [64, 64] (F32, 16384 bytes)")
+            && error.contains("[64, 32]"),
+        "{error}"
+    );
+    let missing = files.tensors.matrix("nothing", 1, 1).expect_err("is refused").to_string();
+    assert_eq!(missing, "tensor `nothing`: is missing from model.safetensors");
     assert!(files.tensors.matrix("nothing", 1, 1).expect_err("is refused").to_string().contains("nothing"));
     assert!(files.tensors.vector(WEIGHT, 64).is_err());
 }
@@ -211,7 +397,12 @@ fn a_shard_that_is_cut_short_is_refused_with_the_missing_bytes() {
     let bytes = fs::read(&path).expect("reads");
     fs::write(&path, &bytes[..bytes.len() - 1000]).expect("writes");
     let error = load::open(folder.path()).expect_err("is refused").to_string();
-    assert!(error.contains("model.safetensors") && error.contains("1000 bytes are missing"), "{error}");
+    // The first tensor that is not whole.
+    let last = format!(
+        "is cut short: tensor `model.layers.2.self_attn.v_proj.weight` is not all there; the file has {} bytes, 1000 bytes are missing",
+        bytes.len() - 1000
+    );
+    assert!(error.contains("model.safetensors") && error.contains(&last), "{error}");
     let mut longer = bytes;
     longer.extend_from_slice(&[0; 16]);
     fs::write(&path, longer).expect("writes");

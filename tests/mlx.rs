@@ -216,7 +216,7 @@ fn embeddings_and_gates_equal_plain_loops() {
             let expected = theirs.embed(&v, &step).unwrap();
             assert_close(&ours.embed(&w, &step).unwrap(), &expected.data, "embedding");
         }
-        for act in [Act::Silu, Act::GeluTanh] {
+        for act in [Act::Silu, Act::GeluTanh, Act::Gelu] {
             let x: Vec<f32> = numbers.floats(5 * 48).iter().map(|value| 6.0 * value).collect();
             let expected = theirs.glu(matrix(&x, 48), act).unwrap();
             assert_close(&ours.glu(array(&x, 48), act).unwrap(), &expected.data, "gate");
@@ -224,21 +224,55 @@ fn embeddings_and_gates_equal_plain_loops() {
     }
 }
 
+#[test]
+fn what_stands_between_products_equals_plain_loops() {
+    let mut numbers = Numbers(7);
+    let (mut ours, _) = mlx(true);
+    let (mut theirs, _) = plain();
+    let (x, residual) = (numbers.floats(5 * 24), numbers.floats(5 * 24));
+    let (norm, bias) = (numbers.floats(24), numbers.floats(24));
+    let our_norm = Norm { weight: ours.vector(&norm).unwrap(), eps: 1e-5 };
+    let their_norm = Norm { weight: theirs.vector(&norm).unwrap(), eps: 1e-5 };
+    for (normed, by) in [(false, 1.0), (false, 0.3), (true, 1.0), (true, 0.3)] {
+        let norm = normed.then_some(&their_norm);
+        let expected = theirs.add_residual(matrix(&x, 24), norm, by, matrix(&residual, 24)).unwrap();
+        let norm = normed.then_some(&our_norm);
+        let sum = ours.add_residual(array(&x, 24), norm, by, array(&residual, 24)).unwrap();
+        assert_close(&sum, &expected.data, &format!("residual, normed {normed}, by {by}"));
+    }
+    let expected = theirs.scale(matrix(&x, 24), 25.25).unwrap();
+    assert_close(&ours.scale(array(&x, 24), 25.25).unwrap(), &expected.data, "scale");
+    let (ours_bias, theirs_bias) = (ours.vector(&bias).unwrap(), theirs.vector(&bias).unwrap());
+    let expected = theirs.add_bias(matrix(&x, 24), &theirs_bias).unwrap();
+    assert_close(&ours.add_bias(array(&x, 24), &ours_bias).unwrap(), &expected.data, "bias");
+    let tensor = Owned::dense(&mut numbers, 10, 24);
+    let w = ours.adopt(MlxOps::pack(&config(true), &[tensor.lend()]).unwrap()).unwrap();
+    let v = theirs.adopt(PlainOps::pack(&Default::default(), &[tensor.lend()]).unwrap()).unwrap();
+    let expected = theirs.linear(&matrix(&x, 24), &v).unwrap();
+    assert_close(&ours.linear(&array(&x, 24), &w).unwrap(), &expected.data, "product");
+}
+
 fn attention<O: Ops>(ops: &mut O, options: Options) -> AttnSpec<O::V> {
     let inv_freq: Vec<f32> = (0..options.rotated / 2).map(|i| 0.5f32.powi(i as i32)).collect();
-    let norm: Vec<f32> = (0..SHAPE.head_dim).map(|i| 0.5 + i as f32 / 8.0).collect();
-    let head_norm =
-        |ops: &mut O| options.norms.then(|| Norm { weight: ops.vector(&norm).unwrap(), eps: 1e-6 });
+    let head_norm = |ops: &mut O, heads: usize| {
+        let width = SHAPE.head_dim * if options.whole { heads } else { 1 };
+        let norm: Vec<f32> = (0..width).map(|i| 0.5 + (i % 11) as f32 / 8.0).collect();
+        options.norms.then(|| Norm { weight: ops.vector(&norm).unwrap(), eps: 1e-6 })
+    };
     AttnSpec {
         heads: 4,
         kv_heads: SHAPE.kv_heads,
         head_dim: SHAPE.head_dim,
         scale: 0.35,
+        softcap: options.softcap,
         window: options.window,
-        q_norm: head_norm(ops),
-        k_norm: head_norm(ops),
-        rope: (options.rotated > 0)
-            .then(|| Rope { inv_freq: ops.vector(&inv_freq).unwrap(), dims: options.rotated }),
+        q_norm: head_norm(ops, 4),
+        k_norm: head_norm(ops, SHAPE.kv_heads),
+        rope: (options.rotated > 0).then(|| Rope {
+            inv_freq: ops.vector(&inv_freq).unwrap(),
+            dims: options.rotated,
+            scale: options.scale,
+        }),
     }
 }
 
@@ -246,8 +280,16 @@ fn attention<O: Ops>(ops: &mut O, options: Options) -> AttnSpec<O::V> {
 struct Options {
     window: Option<u32>,
     rotated: usize,
+    /// Of what is rotated.
+    scale: f32,
     norms: bool,
+    /// Norms take all heads as one.
+    whole: bool,
+    softcap: Option<f32>,
 }
+
+const USUAL: Options =
+    Options { window: None, rotated: 8, scale: 1.0, norms: false, whole: false, softcap: None };
 
 /// Feeds two sequences in ragged steps to both backends and compares every output.
 fn compare_attention(options: Options, numbers: &mut Numbers) {
@@ -287,7 +329,12 @@ fn attention_equals_plain_loops() {
     let mut numbers = Numbers(3);
     for window in [None, Some(1), Some(4), Some(64)] {
         for (rotated, norms) in [(8, false), (8, true), (4, false), (0, true), (0, false)] {
-            compare_attention(Options { window, rotated, norms }, &mut numbers);
+            compare_attention(Options { window, rotated, norms, ..USUAL }, &mut numbers);
+        }
+        for (rotated, softcap) in [(8, None), (4, Some(0.5)), (0, Some(2.0))] {
+            let options = Options { window, rotated, scale: 1.5, norms: true, whole: true, softcap };
+            compare_attention(options, &mut numbers);
+            compare_attention(Options { norms: false, whole: false, ..options }, &mut numbers);
         }
     }
 }
@@ -300,7 +347,7 @@ fn append(
     start: u32,
     qkv: &[f32],
 ) -> Vec<f32> {
-    let spec = attention(ops, Options { window: None, rotated: 8, norms: false });
+    let spec = attention(ops, USUAL);
     let width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim;
     let len = qkv.len() / width;
     let end = start + len as u32;
@@ -390,7 +437,7 @@ fn memory_is_counted_and_bounded() {
 fn a_layer_stays_within_its_budget_of_graph_nodes() {
     let mut numbers = Numbers(5);
     let (mut ops, mut kv) = mlx(true);
-    let spec = attention(&mut ops, Options { window: None, rotated: 8, norms: false });
+    let spec = attention(&mut ops, USUAL);
     let norm = Norm { weight: ops.vector(&numbers.floats(32)).unwrap(), eps: 1e-5 };
     let mut weight = |ops: &mut MlxOps, rows, cols| {
         let tensor = Owned::dense(&mut numbers, rows, cols);

@@ -34,59 +34,74 @@ fn render(source: &str, messages: Value) -> Result<String, PrepareError> {
     compile(source).render(&input, golden_now())
 }
 
-/// Renders every conversation with a published template and compares.
-fn check_goldens(name: &str) {
+/// Template, beginning of the case's name, why it differs.
+const DIFFERENCES: &[(&str, &str, &str)] = &[
+    ("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", "", NONE),
+    ("NousResearch-Hermes-3-Llama-3.1-8B-tool_use", "", NONE),
+    ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", "documents", NONE),
+    (
+        "llama-cpp-deepseek-r1",
+        "tool",
+        "it prints a `map` without `list`: Python refuses a generator, here it is the list that was meant",
+    ),
+    (
+        "meetkai-functionary-medium-v3.1",
+        "tool",
+        "it adds texts to `|safe` ones: Python then writes HTML entities (&lt;) into the prompt, here the texts stay",
+    ),
+];
+
+const NONE: &str =
+    "a loop over none: Python refuses it, here there is nothing in it, which serves those who send no tools";
+
+/// Renders every conversation with a published template and compares: what differs, how many
+/// cases there are, and how many of them differ for a listed reason.
+fn differences(name: &str, conversations: &Value) -> (Vec<String>, usize, usize) {
     let golden = json(&format!("chat-templates/golden/{name}.json"));
     let source = std::fs::read_to_string(data(&format!("chat-templates/{name}.jinja"))).expect("a template");
     let special = golden["special_tokens"].as_object().expect("special tokens").clone();
     let template = ChatTemplate::compile(source, special).expect("a published template compiles");
-    let conversations = json("chat-templates/conversations.json");
-    let (mut faults, mut compared) = (Vec::new(), 0);
-    for (case, expected) in golden["results"].as_object().expect("results") {
+    let results = golden["results"].as_object().expect("results");
+    let (mut faults, mut listed) = (Vec::new(), 0);
+    for (case, expected) in results {
         let got = template.render(&input(&conversations[case]), golden_now());
-        compared += 1;
-        if let Some(text) = expected["ok"].as_str() {
-            if got.as_deref() != Ok(text) {
-                faults.push(format!("{case}:\n  expected {text:?}\n  got      {got:?}"));
-            }
-        } else if let Some(words) = expected["raised"].as_str()
-            && got != Err(PrepareError::Template { message: words.to_owned() })
-        {
-            faults.push(format!("{case}: should raise {words:?}, gave {got:?}"));
+        let refused = |message: &str| Err(PrepareError::Template { message: message.to_owned() });
+        let is_right = match (expected["ok"].as_str(), expected["raised"].as_str()) {
+            (Some(text), _) => got.as_deref() == Ok(text),
+            (_, Some(words)) => got == refused(words),
+            // Python itself failed, in its own words.
+            _ => got.is_err(),
+        };
+        let has_reason =
+            DIFFERENCES.iter().any(|(template, begin, _)| *template == name && case.starts_with(begin));
+        if has_reason && !is_right && got.is_ok() {
+            listed += 1;
+        } else if !is_right {
+            faults.push(format!("{name}, {case}:\n  expected {expected}\n  got      {got:?}"));
         }
     }
-    assert!(compared >= 30, "only {compared} cases");
-    assert!(faults.is_empty(), "{name}: {} of {compared} differ\n{}", faults.len(), faults.join("\n"));
+    (faults, results.len(), listed)
 }
 
 #[test]
-fn smollm2_renders_as_its_reference() {
-    check_goldens("SmolLM2-135M-Instruct-gguf");
-}
-
-#[test]
-fn qwen3_renders_as_its_reference() {
-    check_goldens("Qwen-Qwen3-0.6B");
-}
-
-#[test]
-fn llama_3_2_renders_as_its_reference() {
-    check_goldens("meta-llama-Llama-3.2-3B-Instruct");
-}
-
-#[test]
-fn gemma_3_renders_as_its_reference() {
-    check_goldens("lenml-gemma3");
-}
-
-#[test]
-fn mistral_nemo_renders_as_its_reference() {
-    check_goldens("mistralai-Mistral-Nemo-Instruct-2407");
-}
-
-#[test]
-fn hermes_3_renders_as_its_reference() {
-    check_goldens("NousResearch-Hermes-3-Llama-3.1-8B-tool_use");
+fn all_published_templates_render_as_their_reference() {
+    let conversations = json("chat-templates/conversations.json");
+    let mut names: Vec<String> = std::fs::read_dir(data("chat-templates"))
+        .expect("a folder")
+        .filter_map(|entry| {
+            entry.expect("an entry").file_name().to_str()?.strip_suffix(".jinja").map(str::to_owned)
+        })
+        .collect();
+    names.sort();
+    let (mut faults, mut compared, mut listed) = (Vec::new(), 0, 0);
+    for name in &names {
+        let (wrong, cases, known) = differences(name, &conversations);
+        faults.extend(wrong);
+        compared += cases;
+        listed += known;
+    }
+    assert_eq!((names.len(), compared, listed), (57, 1710, 57));
+    assert!(faults.is_empty(), "{} of {compared} differ\n{}", faults.len(), faults.join("\n"));
 }
 
 #[test]

@@ -10,7 +10,9 @@ use std::time::SystemTime;
 use common::{data, demo_model, json};
 use greenroom::model::load;
 use greenroom::model::text::TextModel;
-use greenroom::model::tokenizer::{BpeParts, BpeToken, Detokenizer, TokenKind, Tokenizer};
+use greenroom::model::tokenizer::{
+    BpeParts, BpeToken, Detokenizer, KNOWN_PRETOKENIZERS, TokenKind, Tokenizer,
+};
 use greenroom::types::{ChatMessage, ChatRequest, PrepareError, Role, TokenId, ToolCall};
 use proptest::prelude::*;
 use serde_json::{Value, json as value};
@@ -326,6 +328,57 @@ fn pretokenizers_split_as_their_models_do() {
     assert_eq!(split("qwen2", "a's b"), ["a", "'s", " b"]);
 }
 
+/// Bytes and no merges.
+fn bytes_only(pre: &str) -> Tokenizer {
+    let scripted = TextModel::scripted();
+    let printable = |b: &u8| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    let tokens = (0..=255u32).map(|id| {
+        let byte = scripted.tokenizer.token_bytes(TokenId(id))[0];
+        let rank = (0..byte).filter(|b| !printable(b)).count() as u32;
+        let c = if printable(&byte) { char::from(byte) } else { char::from_u32(256 + rank).expect("a char") };
+        BpeToken { text: c.to_string(), kind: TokenKind::Normal }
+    });
+    let parts =
+        BpeParts { tokens: tokens.collect(), merges: vec![], pre: pre.into(), bos: None, add_bos: None };
+    Tokenizer::from_bpe(parts, "test".as_ref()).expect("builds")
+}
+
+/// A quadratic expression would need minutes for each of these.
+#[test]
+fn every_known_pretokenizer_takes_long_runs_of_anything() {
+    for pre in KNOWN_PRETOKENIZERS {
+        let tokenizer = bytes_only(pre);
+        assert_eq!(tokenizer.decode(&tokenizer.encode_text("é 1a\n").expect("encodes"), false), "é 1a\n");
+        // Names that share an expression.
+        if [
+            "olmo",
+            "phi-2",
+            "starcoder",
+            "refact",
+            "command-r",
+            "llama3",
+            "llama-v3",
+            "dbrx",
+            "smaug-bpe",
+            "chatglm-bpe",
+            "glm4",
+            "deepseek-r1-qwen",
+            "llama4",
+        ]
+        .contains(pre)
+        {
+            continue;
+        }
+        for (unit, tail) in
+            [("a", ""), ("A", ""), (" ", "a"), (" ", ""), ("\n", " b"), ("1", "."), ("!", "x"), ("一", "")]
+        {
+            let text = unit.repeat((1 << 17) / unit.len()) + tail;
+            let ids = tokenizer.encode_text(&text).expect("encodes");
+            assert_eq!(tokenizer.decode(&ids, false), text, "{pre}: {unit:?}");
+        }
+    }
+}
+
 #[test]
 fn half_a_character_at_the_end_becomes_one_replacement() {
     let text = Arc::new(TextModel::scripted());
@@ -340,6 +393,160 @@ fn half_a_character_at_the_end_becomes_one_replacement() {
     assert_eq!(stream(&text, &amid).concat(), "é");
 }
 
+/// A text side with the tokenizer of a fetched `tokenizer.json`.
+fn fetched_json(name: &str) -> Arc<TextModel> {
+    let path = common::fetched(&format!("tokenizers/{name}.json"));
+    let bytes = std::fs::read(&path).expect("reads");
+    let mut text = TextModel::scripted();
+    text.tokenizer = Tokenizer::from_json(&bytes, None, None, None, &path).expect("builds");
+    Arc::new(text)
+}
+
+/// The tokenizers of `native/tokenizers.sh`.
+const FETCHED: [&str; 9] = [
+    "deepseek_v3",
+    "deepseek_v4",
+    "gemma3",
+    "gptoss",
+    "llama3",
+    "llama3_1",
+    "qwen3",
+    "whisper-base-gym",
+    "whisper-tiny.en",
+];
+
+#[test]
+#[ignore = "long: needs the files of native/tokenizers.sh"]
+fn fetched_tokenizers_give_the_reference_ids() {
+    for name in FETCHED {
+        let golden = json(&format!("tokenizer/hf-{name}.json"));
+        let text = fetched_json(name);
+        let cases = golden["cases"].as_array().expect("cases");
+        assert!(cases.len() >= 40);
+        for case in cases {
+            let source = case["text"].as_str().expect("a text");
+            let got = text.tokenizer.encode_with_specials(source).expect("encodes");
+            assert_eq!(got, ids(&case["ids"]), "{name}: {source:?}");
+            assert_eq!(
+                stream(&text, &got).concat(),
+                text.tokenizer.decode(&got, false),
+                "{name}: {source:?}"
+            );
+            let kept = case["decoded"].as_str().expect("a text");
+            assert_eq!(text.tokenizer.decode(&got, true), kept, "{name}: {source:?}");
+        }
+    }
+}
+
+/// What a GGUF file of the model would hold gives the ids of its `tokenizer.json`.
+#[test]
+#[ignore = "long: needs the files of native/tokenizers.sh"]
+fn pretokenizers_by_name_give_the_ids_of_tokenizer_json() {
+    for (name, pre) in [
+        ("deepseek_v3", "deepseek-v3"),
+        ("deepseek_v4", "deepseek-v3"),
+        ("gptoss", "gpt-4o"),
+        ("llama3", "llama-bpe"),
+        ("llama3_1", "llama-bpe"),
+        ("qwen3", "qwen2"),
+        ("whisper-tiny.en", "gpt-2"),
+    ] {
+        let path = common::fetched(&format!("tokenizers/{name}.json"));
+        let document: Value = serde_json::from_slice(&std::fs::read(&path).expect("reads")).expect("JSON");
+        let by_name = Tokenizer::from_bpe(gguf_parts(&document, pre), &path).expect("builds");
+        let by_file = fetched_json(name);
+        for case in json(&format!("tokenizer/hf-{name}.json"))["cases"].as_array().expect("cases") {
+            let source = case["text"].as_str().expect("a text");
+            for text in [source.to_owned(), format!("{source} {source}\n"), format!("\t{source}123456é")] {
+                let expected = by_file.tokenizer.encode_text(&text).expect("encodes");
+                assert_eq!(by_name.encode_text(&text).expect("encodes"), expected, "{name}: {text:?}");
+            }
+        }
+    }
+}
+
+/// The vocabulary of a byte-level `tokenizer.json` as converters write it.
+fn gguf_parts(document: &Value, pre: &str) -> BpeParts {
+    let model = &document["model"];
+    let mut tokens: std::collections::BTreeMap<u64, BpeToken> = model["vocab"]
+        .as_object()
+        .expect("a vocabulary")
+        .iter()
+        .map(|(text, id)| {
+            (id.as_u64().expect("an id"), BpeToken { text: text.clone(), kind: TokenKind::Normal })
+        })
+        .collect();
+    for added in document["added_tokens"].as_array().expect("added tokens") {
+        let kind = if added["special"] == true { TokenKind::Control } else { TokenKind::UserDefined };
+        let text = added["content"].as_str().expect("a text").to_owned();
+        tokens.insert(added["id"].as_u64().expect("an id"), BpeToken { text, kind });
+    }
+    let last = *tokens.keys().last().expect("a token");
+    let unused = |id: u64| BpeToken { text: format!("[PAD{id}]"), kind: TokenKind::Unused };
+    let tokens = (0..=last).map(|id| tokens.get(&id).cloned().unwrap_or_else(|| unused(id))).collect();
+    let pair = |merge: &Value| match merge {
+        Value::Array(pair) => {
+            (pair[0].as_str().expect("a text").into(), pair[1].as_str().expect("a text").into())
+        }
+        merge => {
+            let (left, right) = merge.as_str().expect("a text").split_once(' ').expect("two");
+            (left.into(), right.into())
+        }
+    };
+    let merges = model["merges"].as_array().expect("merges").iter().map(pair).collect();
+    BpeParts { tokens, merges, pre: pre.into(), bos: None, add_bos: None }
+}
+
+/// Ids of a small generator, with control tokens and unknown ids among them.
+fn random_ids(seed: u64, count: usize, vocab: u32) -> Vec<TokenId> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as u32
+    };
+    (0..count).map(|_| TokenId(next() % (vocab + 10))).collect()
+}
+
+#[test]
+#[ignore = "long: needs the files of native/tokenizers.sh"]
+fn random_ids_of_real_vocabularies_stream_as_the_whole() {
+    for name in FETCHED {
+        let text = fetched_json(name);
+        for seed in 0..200 {
+            check_stream(&text, &random_ids(seed, 40, text.tokenizer.vocab_size()));
+        }
+    }
+}
+
+/// The pieces join to the text of the whole, and a piece holds a replacement only for bytes that are none.
+fn check_stream(text: &Arc<TextModel>, ids: &[TokenId]) {
+    let pieces = stream(text, ids);
+    let bytes: Vec<u8> = ids
+        .iter()
+        .filter(|id| !text.tokenizer.is_control(**id))
+        .flat_map(|id| text.tokenizer.token_bytes(*id))
+        .collect();
+    assert_eq!(pieces.concat(), String::from_utf8_lossy(&bytes));
+    assert_eq!(pieces.concat(), text.tokenizer.decode(ids, false));
+}
+
+/// Families, flags and accents are several characters: each arrives whole, in order, none early.
+#[test]
+fn joined_characters_stream_whole_whatever_spells_them() {
+    let text = demo();
+    for joined in ["👩‍👩‍👧‍👦", "🏳️‍🌈", "🇩🇪", "e\u{301}", "क्षि", " leading", "a  b", "\u{feff}x"]
+    {
+        let ids = text.tokenizer.encode_text(joined).expect("encodes");
+        let pieces = stream(&text, &ids);
+        assert_eq!(pieces.concat(), joined);
+        assert!(pieces.iter().all(|piece| !piece.contains('\u{fffd}')), "{pieces:?}");
+        // A control token in between gives nothing and breaks nothing.
+        let control = text.tokenizer.control_id("<|im_end|>").expect("a control token");
+        let mixed: Vec<TokenId> = ids.iter().flat_map(|&id| [id, control]).collect();
+        assert_eq!(stream(&text, &mixed).concat(), joined);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -350,6 +557,12 @@ proptest! {
         let streamed = stream(&text, &ids).concat();
         prop_assert_eq!(&streamed, &String::from_utf8_lossy(&bytes));
         prop_assert_eq!(&streamed, &text.tokenizer.decode(&ids, true));
+    }
+
+    #[test]
+    fn random_ids_of_the_demo_model_stream_as_the_whole(seed in any::<u64>(), count in 0..60usize) {
+        let text = demo();
+        check_stream(&text, &random_ids(seed, count, text.tokenizer.vocab_size()));
     }
 
     // Up to U+3FFFF: the demo model's vocabulary has no token for the bytes of what is above.

@@ -47,7 +47,10 @@ fn prepare(job: &Prepare, defaults: &SamplingConfig) -> Result<PreparedPrompt, P
     let request = &job.request;
     // The HTTP side has checked its fields; an application that embeds us has not.
     request.check()?;
-    let rendered = job.text.render(request, job.now)?;
+    let rendered = match &request.prompt {
+        Some(prompt) => TextModel::raw(prompt),
+        None => job.text.render(request, job.now)?,
+    };
     // Encoding takes long where a text is long, and others wait: what cannot fit is not begun.
     let least = job.text.least_tokens(&rendered);
     if least >= job.context {
@@ -57,7 +60,7 @@ fn prepare(job: &Prepare, defaults: &SamplingConfig) -> Result<PreparedPrompt, P
     let prompt = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
     if prompt == 0 {
         return Err(PrepareError::Field {
-            field: "messages".into(),
+            field: if request.prompt.is_some() { "prompt" } else { "messages" }.into(),
             message: "the prompt has no tokens: write something".into(),
         });
     }

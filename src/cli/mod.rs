@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::exit::Exit;
 
+mod bench;
 mod demo;
 mod doctor;
 mod home;
@@ -17,6 +18,7 @@ mod log;
 mod models;
 mod progress;
 mod pull;
+mod render;
 mod run;
 mod serve;
 mod service;
@@ -60,6 +62,7 @@ Examples:
   greenroom serve ORG/NAME                          a model of the hub, pulled where it is not here yet
   greenroom pull ORG/NAME:Q4_K_M                    one quantisation of a GGUF repository
   greenroom run ~/models/SmolLM2.gguf \"Why is the sky blue?\"
+  greenroom bench                                   how fast it is
   greenroom doctor                                  what this machine can do, and what is wrong"
 )]
 struct Cli {
@@ -79,8 +82,12 @@ enum Command {
     Models(ModelsArgs),
     /// Show what a model is made of, without loading it
     Inspect(InspectArgs),
+    /// Print what a chat template makes of given variables
+    Render(RenderArgs),
     /// Say what this machine can do, what is wrong and how to mend it
     Doctor(DoctorArgs),
+    /// Measure how fast a model is served, here or by another server
+    Bench(Box<BenchArgs>),
 }
 
 /// Flags of the settings that concern a model.
@@ -228,10 +235,63 @@ struct InspectArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  greenroom render chat_template.jinja variables.json
+  greenroom render chat_template.jinja variables.json --bos '<s>' --eos '</s>' --now 2026-01-15T12:34:56Z
+variables.json: {\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}], \"add_generation_prompt\": true}")]
+struct RenderArgs {
+    /// The template
+    template: PathBuf,
+    /// Its variables: a JSON object with messages, tools, add_generation_prompt and any other
+    variables: PathBuf,
+    /// Text of bos_token
+    #[arg(long, value_name = "TEXT")]
+    bos: Option<String>,
+    /// Text of eos_token
+    #[arg(long, value_name = "TEXT")]
+    eos: Option<String>,
+    /// What strftime_now sees, in UTC; without it the time it is
+    #[arg(long, value_name = "ISO-TIME")]
+    now: Option<String>,
+}
+
+#[derive(Debug, Args)]
 struct DoctorArgs {
     /// Settings file; without it greenroom.toml in the data folder, where there is one
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  greenroom bench model.gguf
+  greenroom bench --url http://127.0.0.1:8080 --concurrency 8 --json
+Nothing else should run meanwhile: look at the load average.")]
+struct BenchArgs {
+    /// A .gguf file, a model folder or a hub id; without it the demo model. With --url: the model's name there
+    model: Option<String>,
+    /// Tokens of the prompt whose computation is measured
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    prompt: u32,
+    /// Tokens that each client asks for
+    #[arg(long = "gen", value_name = "N", default_value_t = 128)]
+    generate: u32,
+    /// Clients at once
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 4, 8, 16])]
+    concurrency: Vec<usize>,
+    /// How often each figure is measured
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    rounds: u32,
+    /// Measure this server (any that has OpenAI's /v1/completions) instead
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
+    /// One JSON document
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    engine: EngineArgs,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -271,7 +331,9 @@ pub fn run(build: Build) -> Exit {
         Command::Pull(args) => (None, pull::pull(&args)),
         Command::Models(args) => (None, models::models(&args)),
         Command::Inspect(args) => (None, inspect::inspect(&args)),
+        Command::Render(args) => (None, render::render(&args)),
         Command::Doctor(args) => (None, doctor::doctor(build, &args)),
+        Command::Bench(args) => (None, bench::bench(&args)),
     };
     match result {
         Ok(exit) => exit,

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use greenroom::Greenroom;
+use greenroom::actors::ChatStream;
 use greenroom::model::source::FileModel;
 use greenroom::types::{
-    ChatEvent, ChatMessage, ChatRequest, FinishReason, PrepareError, Role, SamplingOptions, Usage,
+    ChatEvent, ChatMessage, ChatRequest, FinishReason, PrepareError, Refusal, Role, SamplingOptions, Usage,
 };
 use tokio::sync::mpsc;
 
@@ -18,6 +19,9 @@ use crate::exit::Exit;
 
 /// How long threads get to end.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
+
+/// Tokens that a base model goes on for where nobody says: it seldom ends by itself.
+const CONTINUATION: u32 = 256;
 
 /// How an answer ended.
 enum Ended {
@@ -76,6 +80,15 @@ fn request(args: &RunArgs, history: &[ChatMessage]) -> ChatRequest {
     }
 }
 
+/// What a base model is asked: it has no template to chat with and goes on from the prompt.
+fn continuation(args: &RunArgs, prompt: String) -> ChatRequest {
+    ChatRequest {
+        prompt: Some(prompt),
+        max_tokens: args.max_tokens.or(Some(CONTINUATION)),
+        ..request(args, &[])
+    }
+}
+
 /// The prompt from the command line and the pipe; `None` means a chat.
 fn prompt(args: &RunArgs) -> Result<Option<String>, Stop> {
     let mut stdin = io::stdin();
@@ -130,8 +143,14 @@ async fn talk(greenroom: &Greenroom, args: &RunArgs, prompt: Option<String>) -> 
     history.extend(args.system.as_ref().map(|text| ChatMessage::text(Role::System, text)));
     match prompt {
         Some(prompt) => {
-            history.push(ChatMessage::text(Role::User, prompt));
-            match answer(greenroom, args, &history, &mut signals).await? {
+            history.push(ChatMessage::text(Role::User, prompt.clone()));
+            let accepted = match greenroom.chat(request(args, &history)).await {
+                Err(Refusal::Prepare(PrepareError::NoTemplate { .. })) => {
+                    greenroom.chat(continuation(args, prompt)).await
+                }
+                accepted => accepted,
+            };
+            match answer(accepted, args, &mut signals).await? {
                 Ended::Whole(_) | Ended::PipeClosed => Ok(Exit::Ok),
                 Ended::Interrupted(_) => Ok(Exit::Interrupted),
             }
@@ -167,7 +186,7 @@ async fn chat(
             }
             text => history.push(ChatMessage::text(Role::User, text)),
         }
-        match answer(greenroom, args, &history, signals).await {
+        match answer(greenroom.chat(request(args, &history)).await, args, signals).await {
             Ok(Ended::PipeClosed) => return Ok(Exit::Ok),
             Ok(Ended::Whole(text) | Ended::Interrupted(text)) => {
                 history.push(ChatMessage::text(Role::Assistant, text));
@@ -196,13 +215,11 @@ fn stdin_lines() -> mpsc::Receiver<String> {
 }
 
 async fn answer(
-    greenroom: &Greenroom,
+    accepted: Result<ChatStream, Refusal>,
     args: &RunArgs,
-    history: &[ChatMessage],
     signals: &mut StopSignals,
 ) -> Result<Ended, Stop> {
     let begun = Instant::now();
-    let accepted = greenroom.chat(request(args, history)).await;
     let mut stream = accepted.map_err(|refusal| Stop::new(Exit::Failure, refusal.to_string()))?;
     let mut text = String::new();
     loop {

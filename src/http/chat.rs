@@ -1,4 +1,4 @@
-//! `POST /v1/chat/completions`: an answer as events, or whole.
+//! `POST /v1/chat/completions` and `POST /v1/completions`: an answer as events, or whole.
 //!
 //! The status line and headers of a stream go out once the request is
 //! admitted, before its prompt is computed. A connection that goes away drops
@@ -12,11 +12,12 @@ use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder, ResponseError, w
 
 use super::api_error::ApiError;
 use super::body::read_json;
-use super::chat_request::{ChatCall, read_chat};
+use super::chat_request::read_chat;
 use super::client::client_id;
-use super::dto::{AnswerMessage, Choice, Completion};
+use super::completion_request::read_completion;
 use super::edge::REQUEST_ID;
-use super::sse::{self, ChunkWriter, FINGERPRINT, broken_off, finish_name, usage_body};
+use super::options::Call;
+use super::sse::{self, AnswerWriter, Surface, broken_off};
 use super::state::State;
 use crate::actors::ChatStream;
 use crate::types::{ChatEvent, Failure};
@@ -28,18 +29,44 @@ const MAX_WARNING: usize = 1024;
 /// Longest name of a field in it, bytes.
 const MAX_NAME: usize = 200;
 
-/// Answers a chat request.
-pub(super) async fn completions(
+/// Answers a conversation.
+pub(super) async fn chat(
     request: HttpRequest,
     payload: web::Payload,
     state: web::Data<State>,
 ) -> Result<HttpResponse, ApiError> {
     let body = read_json(&request, payload, &state).await?;
-    let mut call = read_chat(body)?;
-    call.request.client = client_id(&request, call.user.as_deref());
-    let chat = state.handles.chat(std::mem::take(&mut call.request)).await?;
-    let writer = ChunkWriter {
-        id: format!("chatcmpl-{}", chat.id),
+    answer(&request, read_chat(body)?, &state, Surface::Chat).await
+}
+
+/// Goes on from a text.
+pub(super) async fn text(
+    request: HttpRequest,
+    payload: web::Payload,
+    state: web::Data<State>,
+) -> Result<HttpResponse, ApiError> {
+    let body = read_json(&request, payload, &state).await?;
+    answer(&request, read_completion(body)?, &state, Surface::Text).await
+}
+
+async fn answer(
+    request: &HttpRequest,
+    mut call: Call,
+    state: &State,
+    surface: Surface,
+) -> Result<HttpResponse, ApiError> {
+    call.request.client = client_id(request, call.user.as_deref());
+    let chat = state.handles.chat(std::mem::take(&mut call.request)).await.map_err(|refusal| {
+        let mut error = ApiError::from(refusal);
+        // What is wrong with the prompt as a whole is said of the field that holds it here.
+        if surface == Surface::Text && error.param.as_deref() == Some("messages") {
+            error.param = Some("prompt".to_owned());
+        }
+        error
+    })?;
+    let writer = AnswerWriter {
+        surface,
+        id: format!("{}-{}", surface.prefix(), chat.id),
         created: unix_seconds(chat.created),
         model: chat.model.clone(),
         include_usage: call.include_usage,
@@ -58,7 +85,7 @@ pub(super) async fn completions(
     Ok(response.streaming(sse::body(writer, chat.events, heartbeat)))
 }
 
-fn add_headers(response: &mut HttpResponseBuilder, call: &ChatCall, chat: &ChatStream) {
+fn add_headers(response: &mut HttpResponseBuilder, call: &Call, chat: &ChatStream) {
     response.insert_header((REQUEST_ID, chat.id.to_string()));
     response.insert_header((SEED, chat.seed.to_string()));
     if !call.unknown.is_empty() {
@@ -90,7 +117,11 @@ fn cut(name: &str) -> Cow<'_, str> {
     }
 }
 
-async fn whole(mut response: HttpResponseBuilder, mut chat: ChatStream, writer: ChunkWriter) -> HttpResponse {
+async fn whole(
+    mut response: HttpResponseBuilder,
+    mut chat: ChatStream,
+    writer: AnswerWriter,
+) -> HttpResponse {
     let mut content = String::new();
     loop {
         let event = chat.events.recv().await.unwrap_or_else(|| ChatEvent::Failed(broken_off()));
@@ -98,17 +129,8 @@ async fn whole(mut response: HttpResponseBuilder, mut chat: ChatStream, writer: 
             ChatEvent::Text(text) => content.push_str(&text),
             ChatEvent::Failed(failure) => return failed(&mut response, failure),
             ChatEvent::Done { finish, usage, .. } => {
-                let message = AnswerMessage { role: "assistant", content: &content, refusal: None };
-                let choice = Choice { index: 0, message, logprobs: None, finish_reason: finish_name(finish) };
-                return response.json(Completion {
-                    id: &writer.id,
-                    object: "chat.completion",
-                    created: writer.created,
-                    model: &writer.model,
-                    choices: [choice],
-                    usage: usage_body(usage),
-                    system_fingerprint: FINGERPRINT,
-                });
+                let body = writer.whole(&content, finish, usage);
+                return response.content_type("application/json").body(body);
             }
         }
     }

@@ -7,16 +7,11 @@
 use serde_json::{Map, Value};
 
 use super::api_error::ApiError;
-use super::fields::{Fields, View, number, wrong_type};
+use super::fields::{Fields, View};
 use super::messages::{read_messages, short};
-use crate::types::{ChatRequest, Range, SamplingOptions, TokenId};
+use super::options::{self, Call};
+use crate::types::ChatRequest;
 
-/// Most stop strings.
-const MAX_STOPS: usize = 16;
-/// Longest stop string, bytes: the matcher holds back that much text.
-const MAX_STOP_BYTES: usize = 1024;
-/// Most tokens with a bias.
-const MAX_BIASES: usize = 1024;
 /// Values of `reasoning_effort`.
 const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
 /// Variables of the template that are the server's own.
@@ -31,31 +26,17 @@ const RESERVED: [&str; 8] = [
     "documents",
 ];
 
-/// A request, and how its answer goes out.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ChatCall {
-    /// What is asked; the client is filled in from the connection.
-    pub request: ChatRequest,
-    /// Events or one document.
-    pub stream: bool,
-    /// A usage chunk at the end of a stream.
-    pub include_usage: bool,
-    /// `user`, for fairness.
-    pub user: Option<String>,
-    /// Paths of fields that nobody knows.
-    pub unknown: Vec<String>,
-}
-
 /// Reads a body.
 ///
 /// # Errors
 /// The first field that is wrong, by its path.
-pub fn read_chat(body: Value) -> Result<ChatCall, ApiError> {
+pub fn read_chat(body: Value) -> Result<Call, ApiError> {
     let mut body = Fields::new("", body)?;
     let mut unknown = Vec::new();
+    options::refuse_unsupported(&mut body)?;
     refuse_unsupported(&mut body)?;
     let stream = body.boolean("stream")?.unwrap_or(false);
-    let include_usage = read_stream_options(&mut body, &mut unknown)?;
+    let include_usage = options::read_stream_options(&mut body, &mut unknown)?;
     let messages = read_messages(&mut body, &mut unknown)?;
     let mut template_kwargs = read_template_kwargs(&mut body)?;
     read_effort(&mut body, &mut template_kwargs)?;
@@ -68,78 +49,42 @@ pub fn read_chat(body: Value) -> Result<ChatCall, ApiError> {
         messages,
         tools,
         template_kwargs,
-        sampling: read_sampling(&mut body)?,
-        stop: read_stop(&mut body)?,
+        sampling: options::read_sampling(&mut body)?,
+        stop: options::read_stop(&mut body)?,
         max_tokens,
         ignore_eos: body.boolean("ignore_eos")?.unwrap_or(false),
         ..ChatRequest::default()
     };
     body.unknown(&mut unknown);
-    Ok(ChatCall { request, stream, include_usage, user, unknown })
+    Ok(Call { request, stream, include_usage, user, unknown })
 }
 
-/// Refuses what is known and not supported, unless its value asks for nothing.
+/// Refuses what only chat has and is not supported, unless its value asks for nothing.
 fn refuse_unsupported(body: &mut Fields) -> Result<(), ApiError> {
     let off = |value: &Value| *value == Value::Bool(false);
     let on = |value: &Value| *value == Value::Bool(true);
-    let one = |value: &Value| value.as_f64() == Some(1.0);
     let zero = |value: &Value| value.as_f64() == Some(0.0);
     let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
     let never = |_: &Value| false;
     let said = |list: &'static [&'static str]| {
         move |value: &Value| value.as_str().is_some_and(|text| list.contains(&text))
     };
-    body.unsupported("n", "only one answer a request is supported; send n requests", one)?;
-    body.unsupported("best_of", "only one answer a request is supported", one)?;
     body.unsupported("logprobs", "log-probabilities are not supported yet", off)?;
     body.unsupported("top_logprobs", "log-probabilities are not supported yet", zero)?;
-    body.unsupported("response_format", "only {\"type\": \"text\"} is supported", |value| {
-        value.get("type").and_then(Value::as_str) == Some("text")
-    })?;
     body.unsupported("modalities", "only [\"text\"] is supported", |value| {
         value.as_array().is_some_and(|list| list.iter().all(|item| item.as_str() == Some("text")))
     })?;
     body.unsupported("audio", "spoken answers are not supported", never)?;
     body.unsupported("prediction", "predicted output is not supported", never)?;
     body.unsupported("web_search_options", "web search is not supported", never)?;
-    body.unsupported("store", "answers are not stored; send false", off)?;
     body.unsupported("functions", "is the older form; send tools", empty)?;
     body.unsupported("function_call", "is the older form; send tool_choice", said(&["none", "auto"]))?;
-    body.unsupported("service_tier", "there is one tier; send auto or default", said(&["auto", "default"]))?;
     body.unsupported("verbosity", "only medium is supported", said(&["medium"]))?;
     body.unsupported("continue_final_message", "continuing a message is not supported yet", off)?;
     body.unsupported("add_generation_prompt", "only true is supported", on)?;
-    body.unsupported("echo", "repeating the prompt is not supported", off)?;
-    body.unsupported("use_beam_search", "beam search is not supported", off)?;
-    body.unsupported("min_tokens", "a least length is not supported", zero)?;
-    body.unsupported("stop_token_ids", "send stop strings instead", empty)?;
-    for name in [
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "grammar",
-        "json_schema",
-        "structured_outputs",
-    ] {
-        body.unsupported(name, "constrained output is not supported yet", never)?;
-    }
-    // These are hints or labels: right to accept, nothing to do.
+    // A hint: right to accept, nothing to do.
     body.boolean("parallel_tool_calls")?;
-    body.object("metadata")?;
-    for name in ["prompt_cache_key", "prompt_cache_retention", "safety_identifier"] {
-        body.string(name)?;
-    }
     Ok(())
-}
-
-fn read_stream_options(body: &mut Fields, unknown: &mut Vec<String>) -> Result<bool, ApiError> {
-    let Some(mut options) = body.nested("stream_options")? else { return Ok(false) };
-    let include_usage = options.boolean("include_usage")?.unwrap_or(false);
-    // Padding against traffic analysis: nothing to hide on one's own machine.
-    options.boolean("include_obfuscation")?;
-    options.unknown(unknown);
-    Ok(include_usage)
 }
 
 fn read_template_kwargs(body: &mut Fields) -> Result<Map<String, Value>, ApiError> {
@@ -204,76 +149,6 @@ fn check_tool(path: String, tool: &Value) -> Result<(), ApiError> {
             let hint = "strict schemas are not enforced yet; send false";
             Err(ApiError::field(&function.path("strict"), "unsupported_parameter", hint))
         }
-    }
-}
-
-fn read_sampling(body: &mut Fields) -> Result<SamplingOptions, ApiError> {
-    // -1 is how some clients write "all".
-    let top_k = body.integer("top_k", -1, i64::from(u32::MAX))?.map(|k| u32::try_from(k).unwrap_or(0));
-    Ok(SamplingOptions {
-        temperature: body.number("temperature", Range::TEMPERATURE)?,
-        top_k,
-        top_p: body.number("top_p", Range::PROBABILITY)?,
-        min_p: body.number("min_p", Range::PROBABILITY)?,
-        repetition_penalty: body.number("repetition_penalty", Range::REPETITION)?,
-        presence_penalty: body.number("presence_penalty", Range::PENALTY)?,
-        frequency_penalty: body.number("frequency_penalty", Range::PENALTY)?,
-        penalty_window: body.count("repetition_context_size", 1)?,
-        logit_bias: read_biases(body)?,
-        seed: read_seed(body)?,
-    })
-}
-
-/// Any 64-bit number; a negative one keeps its bits.
-fn read_seed(body: &mut Fields) -> Result<Option<u64>, ApiError> {
-    let Some(value) = body.value("seed") else { return Ok(None) };
-    let seed = value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned));
-    seed.map(Some).ok_or_else(|| wrong_type("seed", "a whole number of at most 64 bits", &value))
-}
-
-fn read_biases(body: &mut Fields) -> Result<Vec<(TokenId, f32)>, ApiError> {
-    let map = body.object("logit_bias")?.unwrap_or_default();
-    if map.len() > MAX_BIASES {
-        let message = format!("has {} entries, the limit is {MAX_BIASES}", map.len());
-        return Err(ApiError::field("logit_bias", "invalid_value", message));
-    }
-    let read = |(token, value): (&String, &Value)| {
-        let path = format!("logit_bias.{}", short(token));
-        let id = token
-            .parse()
-            .map_err(|_| ApiError::field(&path, "invalid_value", "the key must be a token id"))?;
-        Ok((TokenId(id), number(&path, value, Range::BIAS)?))
-    };
-    map.iter().map(read).collect()
-}
-
-fn read_stop(body: &mut Fields) -> Result<Vec<String>, ApiError> {
-    let stops = match body.value("stop") {
-        None => Vec::new(),
-        Some(Value::String(text)) => vec![("stop".to_owned(), Value::String(text))],
-        Some(Value::Array(list)) => {
-            list.into_iter().enumerate().map(|(index, item)| (format!("stop[{index}]"), item)).collect()
-        }
-        Some(other) => return Err(wrong_type("stop", "a string or an array of strings", &other)),
-    };
-    if stops.len() > MAX_STOPS {
-        let message = format!("has {} entries, the limit is {MAX_STOPS}", stops.len());
-        return Err(ApiError::field("stop", "invalid_value", message));
-    }
-    stops.into_iter().map(|(path, item)| check_stop(&path, item)).collect()
-}
-
-fn check_stop(path: &str, item: Value) -> Result<String, ApiError> {
-    match item {
-        Value::String(text) if text.is_empty() => {
-            Err(ApiError::field(path, "invalid_value", "must not be empty"))
-        }
-        Value::String(text) if text.len() > MAX_STOP_BYTES => {
-            let message = format!("has {} bytes, the limit is {MAX_STOP_BYTES}", text.len());
-            Err(ApiError::field(path, "invalid_value", message))
-        }
-        Value::String(text) => Ok(text),
-        other => Err(wrong_type(path, "a string", &other)),
     }
 }
 

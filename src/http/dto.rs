@@ -23,23 +23,24 @@ pub struct ErrorDetail<'a> {
     pub code: &'static str,
 }
 
-/// A whole answer.
+/// A whole answer, or one piece of a stream.
 #[derive(Debug, Serialize)]
-pub struct Completion<'a> {
-    /// `chatcmpl-…`.
+pub struct Completion<'a, C> {
+    /// `chatcmpl-…` or `cmpl-…`, the same over a stream.
     pub id: &'a str,
-    /// `chat.completion`.
+    /// `chat.completion`, `chat.completion.chunk` or `text_completion`.
     pub object: &'static str,
-    /// Seconds since 1970.
+    /// Seconds since 1970, the same over a stream.
     pub created: u64,
-    /// Who answered.
+    /// Who answers.
     pub model: &'a str,
-    /// One.
-    pub choices: [Choice<'a>; 1],
-    /// Token counts.
-    pub usage: UsageBody,
-    /// Which build answered.
+    /// Which build answers.
     pub system_fingerprint: &'static str,
+    /// One, or none in a stream's usage chunk.
+    pub choices: &'a [C],
+    /// Token counts. In a stream absent unless asked for; then null in all chunks but the last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Option<UsageBody>>,
 }
 
 /// The one choice of a whole answer.
@@ -86,24 +87,17 @@ pub struct PromptTokensDetails {
     pub cached_tokens: u32,
 }
 
-/// One piece of a stream.
+/// The one choice of a text completion, whole or a chunk.
 #[derive(Debug, Serialize)]
-pub struct Chunk<'a> {
-    /// `chatcmpl-…`, the same over the stream.
-    pub id: &'a str,
-    /// `chat.completion.chunk`.
-    pub object: &'static str,
-    /// Seconds since 1970, the same over the stream.
-    pub created: u64,
-    /// Who answers.
-    pub model: &'a str,
-    /// Which build answers.
-    pub system_fingerprint: &'static str,
-    /// One, or none in the usage chunk.
-    pub choices: &'a [ChunkChoice<'a>],
-    /// Absent unless asked for; then null in all chunks but the last.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub usage: Option<Option<UsageBody>>,
+pub struct TextChoice<'a> {
+    /// What the model goes on with, or a piece of it.
+    pub text: &'a str,
+    /// 0.
+    pub index: u32,
+    /// Always null here.
+    pub logprobs: Option<()>,
+    /// `stop` or `length`; null in all chunks but the last.
+    pub finish_reason: Option<&'static str>,
 }
 
 /// The one choice of a chunk.

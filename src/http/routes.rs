@@ -12,8 +12,9 @@ use crate::actors::Handles;
 use crate::config::HttpConfig;
 
 /// Every path of the API, for suggestions.
-const PATHS: [&str; 7] = [
+const PATHS: [&str; 8] = [
     "/v1/chat/completions",
+    "/v1/completions",
     "/v1/models",
     "/v1/audio/transcriptions",
     "/health",
@@ -22,8 +23,7 @@ const PATHS: [&str; 7] = [
     "/metrics",
 ];
 /// Paths of OpenAI's API and others' that clients try, not served yet.
-const NOT_YET: [&str; 5] =
-    ["/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages", "/v1/audio/speech"];
+const NOT_YET: [&str; 4] = ["/v1/responses", "/v1/embeddings", "/v1/messages", "/v1/audio/speech"];
 
 /// Greenroom's routes, to be mounted in an application or under a scope of it.
 ///
@@ -46,7 +46,8 @@ pub fn configure(
                 || web::get().to(models::one),
                 || web::head().to(models::one),
             ))
-            .service(only_post("/v1/chat/completions", web::post().to(chat::completions)))
+            .service(only_post("/v1/chat/completions", web::post().to(chat::chat)))
+            .service(only_post("/v1/completions", web::post().to(chat::text)))
             .service(only_post("/v1/audio/transcriptions", web::post().to(audio::transcriptions)))
             .service(only_get("/health", || web::get().to(health::health), || web::head().to(health::health)))
             .service(only_get("/livez", || web::get().to(health::livez), || web::head().to(health::livez)))
@@ -99,7 +100,7 @@ async fn not_found(request: HttpRequest) -> HttpResponse {
     let shown: String = path.chars().take(200).collect();
     let hint = match meant(path) {
         Some(path) => format!("did you mean {path}?"),
-        None => "the API is at /v1/chat/completions and /v1/models".to_owned(),
+        None => "the API is at /v1/chat/completions, /v1/completions and /v1/models".to_owned(),
     };
     let not_yet = NOT_YET.iter().any(|known| path.ends_with(known));
     let what = if not_yet { "is not supported yet" } else { "does not exist" };
@@ -118,7 +119,7 @@ fn meant(path: &str) -> Option<String> {
     let tail = format!("/{}", parts.join("/"));
     let known = |candidate: &String| PATHS.contains(&candidate.as_str());
     let found = [format!("/v1{tail}"), tail.clone()].into_iter().find(known);
-    let chat = ["/chat", "/completions", "/api/chat", "/responses", "/messages"].contains(&tail.as_str());
+    let chat = ["/chat", "/api/chat", "/responses", "/messages"].contains(&tail.as_str());
     found.or_else(|| chat.then(|| PATHS[0].to_owned()))
 }
 
@@ -130,10 +131,11 @@ mod tests {
     fn wrong_paths_lead_to_the_one_that_was_meant() {
         let chat = Some("/v1/chat/completions".to_owned());
         for path in
-            ["/v1/v1/chat/completions", "/chat/completions", "//v1/chat/completions/", "/v1/completions"]
+            ["/v1/v1/chat/completions", "/chat/completions", "//v1/chat/completions/", "/v1/responses"]
         {
             assert_eq!(meant(path), chat, "{path}");
         }
+        assert_eq!(meant("/completions"), Some("/v1/completions".to_owned()));
         assert_eq!(meant("/v1/health"), Some("/health".to_owned()));
         assert_eq!(meant("/dashboard/billing/usage"), None);
     }

@@ -1,7 +1,7 @@
-//! Chat events to the bytes of an event stream. Pure, but for the clock that
-//! [`body`] uses for its comments.
+//! Chat events to the bytes of an event stream, or of a whole answer. Pure, but
+//! for the clock that [`body`] uses for its comments.
 //!
-//! Order: role, pieces of text, finish, usage if asked for, `[DONE]`; or, where
+//! Order: role (chat only), pieces of text, finish, usage if asked for, `[DONE]`; or, where
 //! a request fails midway, one error event and the end. Identity and time are
 //! the same in every chunk.
 
@@ -15,7 +15,9 @@ use serde::Serialize;
 use tokio::sync::mpsc;
 
 use super::api_error::ApiError;
-use super::dto::{Chunk, ChunkChoice, Delta, PromptTokensDetails, UsageBody};
+use super::dto::{
+    AnswerMessage, Choice, ChunkChoice, Completion, Delta, PromptTokensDetails, TextChoice, UsageBody,
+};
 use crate::types::{ChatEvent, Failure, FailureReason, FinishReason, Usage};
 
 /// A comment: keeps the connection alive and is ignored by every client.
@@ -26,35 +28,65 @@ const DONE: &[u8] = b"data: [DONE]\n\n";
 /// Which build answers, in every response.
 pub const FINGERPRINT: &str = concat!("greenroom-", env!("CARGO_PKG_VERSION"));
 
-/// Writes the chunks of one stream.
+/// Which of OpenAI's two shapes an answer has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Surface {
+    /// `POST /v1/chat/completions`: messages.
+    Chat,
+    /// `POST /v1/completions`: text.
+    Text,
+}
+
+impl Surface {
+    /// What an answer's id begins with.
+    pub fn prefix(self) -> &'static str {
+        match self {
+            Self::Chat => "chatcmpl",
+            Self::Text => "cmpl",
+        }
+    }
+}
+
+/// Writes one answer.
 #[derive(Clone, Debug)]
-pub struct ChunkWriter {
-    /// `chatcmpl-…`.
+pub struct AnswerWriter {
+    /// Its shape.
+    pub surface: Surface,
+    /// `chatcmpl-…` or `cmpl-…`.
     pub id: String,
     /// Seconds since 1970.
     pub created: u64,
     /// Who answers.
     pub model: String,
-    /// Whether a usage chunk was asked for.
+    /// Whether a stream's usage chunk was asked for.
     pub include_usage: bool,
 }
 
-impl ChunkWriter {
-    /// The first chunk: who speaks.
+impl AnswerWriter {
+    /// The first chunk of a chat's stream: who speaks.
     pub fn role(&self) -> Bytes {
-        self.choice(Delta { role: Some("assistant"), content: Some("") }, None)
+        self.chat_chunk(Delta { role: Some("assistant"), content: Some("") }, None)
     }
 
     /// A piece of the answer.
     pub fn text(&self, text: &str) -> Bytes {
-        self.choice(Delta { role: None, content: Some(text) }, None)
+        match self.surface {
+            Surface::Chat => self.chat_chunk(Delta { role: None, content: Some(text) }, None),
+            Surface::Text => self.text_chunk(text, None),
+        }
     }
 
     /// The end of a stream that went well: finish, usage if asked for, `[DONE]`.
     pub fn done(&self, finish: FinishReason, usage: Usage) -> Bytes {
-        let mut bytes = self.choice(Delta::default(), Some(finish_name(finish))).to_vec();
+        let finish = Some(finish_name(finish));
+        let mut bytes = match self.surface {
+            Surface::Chat => self.chat_chunk(Delta::default(), finish),
+            Surface::Text => self.text_chunk("", finish),
+        }
+        .to_vec();
         if self.include_usage {
-            bytes.extend_from_slice(&self.chunk(&[], Some(Some(usage_body(usage)))));
+            let none: &[TextChoice<'_>] = &[];
+            bytes.extend_from_slice(&event(&self.document(true, none, Some(Some(usage_body(usage))))));
         }
         bytes.extend_from_slice(DONE);
         bytes.into()
@@ -65,33 +97,72 @@ impl ChunkWriter {
         event(&ApiError::from(failure).body())
     }
 
-    fn choice(&self, delta: Delta<'_>, finish_reason: Option<&'static str>) -> Bytes {
-        let choice = ChunkChoice { index: 0, delta, logprobs: None, finish_reason };
-        self.chunk(&[choice], self.include_usage.then_some(None))
+    /// A whole answer, as JSON.
+    pub fn whole(&self, text: &str, finish: FinishReason, usage: Usage) -> Bytes {
+        let usage = Some(Some(usage_body(usage)));
+        let finish_reason = finish_name(finish);
+        let mut bytes = Vec::new();
+        match self.surface {
+            Surface::Chat => {
+                let message = AnswerMessage { role: "assistant", content: text, refusal: None };
+                let choice = Choice { index: 0, message, logprobs: None, finish_reason };
+                write(&mut bytes, &self.document(false, &[choice], usage));
+            }
+            Surface::Text => {
+                let choice =
+                    TextChoice { text, index: 0, logprobs: None, finish_reason: Some(finish_reason) };
+                write(&mut bytes, &self.document(false, &[choice], usage));
+            }
+        }
+        bytes.into()
     }
 
-    fn chunk(&self, choices: &[ChunkChoice<'_>], usage: Option<Option<UsageBody>>) -> Bytes {
-        event(&Chunk {
+    fn chat_chunk(&self, delta: Delta<'_>, finish_reason: Option<&'static str>) -> Bytes {
+        let choice = ChunkChoice { index: 0, delta, logprobs: None, finish_reason };
+        event(&self.document(true, &[choice], self.include_usage.then_some(None)))
+    }
+
+    fn text_chunk(&self, text: &str, finish_reason: Option<&'static str>) -> Bytes {
+        let choice = TextChoice { text, index: 0, logprobs: None, finish_reason };
+        event(&self.document(true, &[choice], self.include_usage.then_some(None)))
+    }
+
+    fn document<'a, C>(
+        &'a self,
+        chunk: bool,
+        choices: &'a [C],
+        usage: Option<Option<UsageBody>>,
+    ) -> Completion<'a, C> {
+        let object = match (self.surface, chunk) {
+            (Surface::Chat, true) => "chat.completion.chunk",
+            (Surface::Chat, false) => "chat.completion",
+            (Surface::Text, _) => "text_completion",
+        };
+        Completion {
             id: &self.id,
-            object: "chat.completion.chunk",
+            object,
             created: self.created,
             model: &self.model,
             system_fingerprint: FINGERPRINT,
             choices,
             usage,
-        })
+        }
     }
 }
 
 /// One `data:` event. JSON has no raw line breaks, so one line is enough.
 fn event(value: &impl Serialize) -> Bytes {
     let mut bytes = b"data: ".to_vec();
-    // Our own types: strings, numbers and nothing that could refuse to be written.
-    if serde_json::to_writer(&mut bytes, value).is_err() {
-        bytes.extend_from_slice(b"{\"error\":{\"message\":\"internal error\",\"type\":\"server_error\"}}");
-    }
+    write(&mut bytes, value);
     bytes.extend_from_slice(b"\n\n");
     bytes.into()
+}
+
+fn write(bytes: &mut Vec<u8>, value: &impl Serialize) {
+    // Our own types: strings, numbers and nothing that could refuse to be written.
+    if serde_json::to_writer(&mut *bytes, value).is_err() {
+        bytes.extend_from_slice(b"{\"error\":{\"message\":\"internal error\",\"type\":\"server_error\"}}");
+    }
 }
 
 /// OpenAI's word for why generation ended.
@@ -118,7 +189,7 @@ pub fn broken_off() -> Failure {
 }
 
 struct Body {
-    writer: ChunkWriter,
+    writer: AnswerWriter,
     events: mpsc::Receiver<ChatEvent>,
     heartbeat: Duration,
     begun: bool,
@@ -146,11 +217,13 @@ impl Body {
 
 /// The response's body. Dropping it drops the receiver, which cancels the request.
 pub fn body(
-    writer: ChunkWriter,
+    writer: AnswerWriter,
     events: mpsc::Receiver<ChatEvent>,
     heartbeat: Duration,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> {
-    let body = Body { writer, events, heartbeat, begun: false, ended: false };
+    // A text has no role to begin with.
+    let begun = writer.surface == Surface::Text;
+    let body = Body { writer, events, heartbeat, begun, ended: false };
     stream::unfold(body, |mut body| async move {
         if body.ended {
             return None;

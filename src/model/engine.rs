@@ -294,7 +294,7 @@ impl<O: Ops + 'static> Prepared<O> {
         };
         let (mut ops, kv) = O::start(&self.config, &start)?;
         let facts = self.packed.facts.clone();
-        let decoder = self.packed.adopt(&mut ops)?;
+        let decoder = self.packed.adopt(&mut ops, self.context)?;
         Ok(DecoderEngine::new(ops, kv, decoder, &facts, Life { epoch, context: self.context }))
     }
 }

@@ -57,6 +57,8 @@ pub struct Rope<V> {
     pub inv_freq: V,
     /// Dimensions of a head that are rotated.
     pub dims: usize,
+    /// Multiplies what is rotated, of queries and of keys; usually 1.
+    pub scale: f32,
 }
 
 /// Grouped-query attention of one layer.
@@ -70,13 +72,15 @@ pub struct AttnSpec<V> {
     pub head_dim: usize,
     /// Multiplies scores, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
+    /// A scaled score `s` becomes `cap · tanh(s / cap)`.
+    pub softcap: Option<f32>,
     /// Sees only the last so many positions, itself included.
     pub window: Option<u32>,
     /// Applied to queries and keys after the norms.
     pub rope: Option<Rope<V>>,
-    /// Norm of each query head, `[head_dim]`.
+    /// Norm of the queries: `[head_dim]` norms each head, `[heads · head_dim]` all heads as one.
     pub q_norm: Option<Norm<V>>,
-    /// Norm of each key head, `[head_dim]`.
+    /// Norm of the keys, likewise `[head_dim]` or `[kv_heads · head_dim]`.
     pub k_norm: Option<Norm<V>>,
 }
 
@@ -87,6 +91,8 @@ pub enum Act {
     Silu,
     /// GELU, tanh approximation.
     GeluTanh,
+    /// GELU by the error function.
+    Gelu,
 }
 
 /// Logits on the host: `[rows][vocab]`, f32, row-major.
@@ -104,6 +110,23 @@ impl Logits {
         let start = row.saturating_mul(self.vocab);
         self.data.get(start..start + self.vocab).unwrap_or(&[])
     }
+
+    /// Shapes every logit, one after the other: what backends without an own loop do.
+    pub fn shape(&mut self, shape: &LogitShape) {
+        for logit in &mut self.data {
+            let scaled = *logit * shape.scale;
+            *logit = shape.softcap.map_or(scaled, |cap| cap * (scaled / cap).tanh());
+        }
+    }
+}
+
+/// What a family does to logits after the head.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct LogitShape {
+    /// Multiplies them first.
+    pub scale: f32,
+    /// A scaled logit `x` becomes `cap · tanh(x / cap)`.
+    pub softcap: Option<f32>,
 }
 
 /// Shape of a model's key-value state; every layer alike.
@@ -248,6 +271,36 @@ pub trait Ops: Sized {
     fn norm_linear(&mut self, x: &Self::T, norm: &Norm<Self::V>, w: &Self::W)
     -> Result<Self::T, EngineError>;
 
+    /// `x · wᵀ`: `[tokens, rows of w]`.
+    ///
+    /// # Errors
+    /// `Device`.
+    fn linear(&mut self, x: &Self::T, w: &Self::W) -> Result<Self::T, EngineError>;
+
+    /// `x + bias`, the bias `[width]` for every token.
+    ///
+    /// # Errors
+    /// `Device`.
+    fn add_bias(&mut self, x: Self::T, bias: &Self::V) -> Result<Self::T, EngineError>;
+
+    /// `x · by`.
+    ///
+    /// # Errors
+    /// `Device`.
+    fn scale(&mut self, x: Self::T, by: f32) -> Result<Self::T, EngineError>;
+
+    /// `residual + by · norm(x)`; without a norm `residual + by · x`.
+    ///
+    /// # Errors
+    /// `Device`.
+    fn add_residual(
+        &mut self,
+        x: Self::T,
+        norm: Option<&Norm<Self::V>>,
+        by: f32,
+        residual: Self::T,
+    ) -> Result<Self::T, EngineError>;
+
     /// Norms and rotates heads, appends keys and values at the tokens' positions, attends causally.
     /// `qkv` is `[tokens, (heads + 2 · kv_heads) · head_dim]`, the result `[tokens, heads · head_dim]`.
     ///
@@ -286,6 +339,11 @@ pub trait Ops: Sized {
         w: &Self::W,
         rows: &[usize],
     ) -> Result<Logits, EngineError>;
+
+    /// Shapes logits on the host.
+    fn shape_logits(&mut self, logits: &mut Logits, shape: &LogitShape) {
+        logits.shape(shape);
+    }
 
     /// Everything that changes bits, see [`crate::model::EngineInfo::numerics_id`].
     fn numerics_id(&self) -> String;

@@ -72,19 +72,22 @@ fn rotate(head: &mut [f32], rope: &Rope<Vec<f32>>, position: u32) {
     let half = rope.inv_freq.len();
     for (i, frequency) in rope.inv_freq.iter().enumerate() {
         let (sin, cos) = (position as f32 * frequency).sin_cos();
+        let (sin, cos) = (sin * rope.scale, cos * rope.scale);
         let (a, b) = (head[i], head[i + half]);
         head[i] = a * cos - b * sin;
         head[i + half] = b * cos + a * sin;
     }
 }
 
-/// Norms and rotates the heads in `heads`, in place.
+/// Norms and rotates the heads in `heads`, in place. A norm as wide as all of them takes them as one.
 fn place(heads: &mut [f32], spec: &AttnSpec<Vec<f32>>, norm: Option<&Norm<Vec<f32>>>, position: u32) {
-    for head in heads.chunks_exact_mut(spec.head_dim) {
-        if let Some(norm) = norm {
-            let values = normed(head, norm);
-            head.copy_from_slice(&values);
+    if let Some(norm) = norm {
+        for part in heads.chunks_exact_mut(norm.weight.len()) {
+            let values = normed(part, norm);
+            part.copy_from_slice(&values);
         }
+    }
+    for head in heads.chunks_exact_mut(spec.head_dim) {
         if let Some(rope) = &spec.rope {
             rotate(head, rope, position);
         }
@@ -97,10 +100,12 @@ fn attend_head(
     kv: &kv::LayerRows<'_>,
     kv_head: usize,
     span: std::ops::RangeInclusive<usize>,
-    scale: f32,
+    spec: &AttnSpec<Vec<f32>>,
     out: &mut [f32],
 ) {
-    let scores: Vec<f32> = span.clone().map(|p| dot(query, kv.key(p, kv_head)) * scale).collect();
+    let capped = |score: f32| spec.softcap.map_or(score, |cap| cap * (score / cap).tanh());
+    let scores: Vec<f32> =
+        span.clone().map(|p| capped(dot(query, kv.key(p, kv_head)) * spec.scale)).collect();
     let best = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut total = 0.0f32;
     out.fill(0.0);
@@ -116,6 +121,20 @@ fn attend_head(
     }
 }
 
+/// The error function by its Taylor series, which is exact to f32 here: beyond 4 it is 1.
+fn error_function(x: f64) -> f64 {
+    if x.abs() > 4.0 {
+        return x.signum();
+    }
+    let (mut term, mut sum) = (x, x);
+    for n in 1..100 {
+        let n = f64::from(n);
+        term *= -x * x / n;
+        sum += term / (2.0 * n + 1.0);
+    }
+    sum * 2.0 / std::f64::consts::PI.sqrt()
+}
+
 fn activate(x: f32, act: Act) -> f32 {
     match act {
         Act::Silu => x / (1.0 + (-x).exp()),
@@ -123,6 +142,7 @@ fn activate(x: f32, act: Act) -> f32 {
             let inner = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
             0.5 * x * (1.0 + inner.tanh())
         }
+        Act::Gelu => (0.5 * f64::from(x) * (1.0 + error_function(f64::from(x) / 2.0f64.sqrt()))) as f32,
     }
 }
 
@@ -153,7 +173,7 @@ impl PlainOps {
                 let at = head * spec.head_dim..(head + 1) * spec.head_dim;
                 let query = &qkv.row(row.first + token)[at.clone()];
                 let into = &mut out.row_mut(row.first + token)[at];
-                attend_head(query, &rows, head / group, first..=last, spec.scale, into);
+                attend_head(query, &rows, head / group, first..=last, spec, into);
             }
         }
         Ok(())
@@ -213,6 +233,42 @@ impl Ops for PlainOps {
             product(&normed(x.row(token), norm), w, out.row_mut(token));
         }
         Ok(out)
+    }
+
+    fn linear(&mut self, x: &Matrix, w: &Matrix) -> Result<Matrix, EngineError> {
+        let mut out = Matrix::zeros(x.rows, w.rows);
+        for token in 0..x.rows {
+            product(x.row(token), w, out.row_mut(token));
+        }
+        Ok(out)
+    }
+
+    fn add_bias(&mut self, mut x: Matrix, bias: &Vec<f32>) -> Result<Matrix, EngineError> {
+        for token in 0..x.rows {
+            x.row_mut(token).iter_mut().zip(bias).for_each(|(x, bias)| *x += bias);
+        }
+        Ok(x)
+    }
+
+    fn scale(&mut self, mut x: Matrix, by: f32) -> Result<Matrix, EngineError> {
+        x.data.iter_mut().for_each(|x| *x *= by);
+        Ok(x)
+    }
+
+    fn add_residual(
+        &mut self,
+        x: Matrix,
+        norm: Option<&Norm<Vec<f32>>>,
+        by: f32,
+        mut residual: Matrix,
+    ) -> Result<Matrix, EngineError> {
+        for token in 0..x.rows {
+            let values = norm.map_or_else(|| x.row(token).to_vec(), |norm| normed(x.row(token), norm));
+            for (r, v) in residual.row_mut(token).iter_mut().zip(&values) {
+                *r += by * v;
+            }
+        }
+        Ok(residual)
     }
 
     fn attend(

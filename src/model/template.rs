@@ -6,21 +6,25 @@
 //! tokens is decided by [`crate::model::text`].
 
 mod calendar;
+mod capabilities;
 mod environment;
 mod json;
 
-use std::time::SystemTime;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use minijinja::value::Serde;
 use minijinja::{Environment, Value};
 use serde_json::Map;
 
 use crate::types::PrepareError;
+pub use capabilities::Capabilities;
 
 /// Instructions and, 64 bytes each, memory that one rendering may use.
 const FUEL: u64 = 8 << 20;
 /// Most bytes that one rendering may print.
 const MAX_OUTPUT: usize = 64 << 20;
+/// The same for each of the renderings that find out what a template can do.
+const PROBE_FUEL: u64 = 256 << 10;
 /// Longest template accepted, bytes.
 const MAX_SOURCE: usize = 4 << 20;
 /// Nesting of calls and blocks.
@@ -37,6 +41,9 @@ pub struct ChatTemplate {
     pub source: String,
     environment: Environment<'static>,
     special: Map<String, serde_json::Value>,
+    capabilities: Capabilities,
+    /// The one to use where tools are offered, if there is one of its own.
+    for_tools: Option<Box<ChatTemplate>>,
 }
 
 /// What a template is rendered with.
@@ -53,7 +60,8 @@ pub struct TemplateInput {
 }
 
 impl ChatTemplate {
-    /// Compiles a template. `special` holds its variables for special tokens, such as `bos_token`.
+    /// Compiles a template and finds out what it can do, by a few renderings within bounds.
+    /// `special` holds its variables for special tokens, such as `bos_token`.
     ///
     /// # Errors
     /// The compiler's message with the line.
@@ -61,11 +69,46 @@ impl ChatTemplate {
         if source.len() > MAX_SOURCE {
             return Err(format!("{} bytes long; at most {MAX_SOURCE} are accepted", source.len()));
         }
-        let mut environment = environment::hugging_face(FUEL, RECURSION)?;
+        let mut environment = environment::hugging_face(PROBE_FUEL, RECURSION)?;
         environment
             .add_template_owned(NAME, environment::without_generation_blocks(&source))
             .map_err(|error| error.to_string())?;
-        Ok(Self { source, environment, special })
+        let capabilities = Capabilities::unknown();
+        let mut template = Self { source, environment, special, capabilities, for_tools: None };
+        template.capabilities = template.probe();
+        template.environment.set_fuel(Some(FUEL));
+        Ok(template)
+    }
+
+    /// Adds the template to use where a request offers tools.
+    pub fn with_tools_template(mut self, other: Self) -> Self {
+        let theirs = &other.capabilities;
+        self.capabilities.tools = theirs.tools;
+        self.capabilities.tool_calls = theirs.tool_calls;
+        self.capabilities.tool_results = theirs.tool_results;
+        self.for_tools = Some(Box::new(other));
+        self
+    }
+
+    /// The template for a request with or without tools.
+    pub fn of(&self, has_tools: bool) -> &Self {
+        match &self.for_tools {
+            Some(other) if has_tools => other,
+            _ => self,
+        }
+    }
+
+    /// What it can do.
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn probe(&self) -> Capabilities {
+        let template = self.environment.get_template(NAME);
+        let names = template.map(|template| template.undeclared_variables(false)).unwrap_or_default();
+        // In order, so that every load finds the same.
+        let names: std::collections::BTreeSet<String> = names.into_iter().collect();
+        Capabilities::probe(&|input| self.render(&input, UNIX_EPOCH).ok(), names)
     }
 
     /// Renders. `now` is what `strftime_now` sees, as UTC.

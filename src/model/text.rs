@@ -8,6 +8,7 @@
 
 mod conversation;
 mod scripted;
+mod shape;
 
 use std::time::SystemTime;
 
@@ -62,8 +63,11 @@ impl TextModel {
     pub fn render(&self, request: &ChatRequest, now: SystemTime) -> Result<Rendered, PrepareError> {
         let template =
             self.template.as_ref().ok_or_else(|| PrepareError::NoTemplate { model: self.name.clone() })?;
+        let template = template.of(!request.tools.is_empty());
+        let can = template.capabilities();
+        let messages = shape::shaped(&request.messages, can);
         let mut input = TemplateInput {
-            messages: conversation::messages(&request.messages),
+            messages: conversation::messages(&messages, can.null_content),
             tools: conversation::tools(&request.tools),
             add_generation_prompt: true,
             variables: request.template_kwargs.clone(),
@@ -71,6 +75,19 @@ impl TextModel {
         let sentinel = conversation::disarm(&mut input, self.tokenizer.controls(), &template.source)?;
         let text = template.render(&input, now)?;
         Ok(Rendered { text, sentinel })
+    }
+
+    /// A prompt that is no conversation: it goes to the model as it stands.
+    pub fn raw(prompt: &str) -> Rendered {
+        Rendered { text: prompt.to_owned(), sentinel: None }
+    }
+
+    /// Facts about the chat template for people: what it can do, or that there is none.
+    pub fn chat_facts(&self) -> Vec<(String, String)> {
+        match &self.template {
+            Some(template) => template.capabilities().facts(),
+            None => vec![("chat template".into(), "none: a base model".into())],
+        }
     }
 
     /// Tokens that the prompt has at the very least, known without encoding it.

@@ -14,16 +14,54 @@ mod byte_level;
 mod control;
 mod detokenizer;
 mod pretokenizer;
+mod sentencepiece;
 
-use tokenizers::Tokenizer as Encoder;
+use tokenizers::Tokenizer as Library;
 
 use crate::types::{PrepareError, TokenId};
+use sentencepiece::SentencePiece;
 
-pub use build::{BpeParts, BpeToken, TokenKind};
+pub(crate) use build::fallback_byte;
+pub use build::{BpeParts, BpeToken, ScoredToken, SentencePieceParts, TokenKind};
 pub(crate) use byte_level::char_of as byte_char;
 pub(crate) use control::{Controls, looks_like_control};
 pub use detokenizer::Detokenizer;
 pub use pretokenizer::KNOWN_PRETOKENIZERS;
+
+/// What turns ordinary text into ids.
+#[derive(Debug)]
+enum Encoder {
+    /// Whatever a `tokenizer.json` says, and byte-level BPE.
+    Library(Box<Library>),
+    /// Merging by score.
+    SentencePiece(SentencePiece),
+}
+
+impl Encoder {
+    /// How many times shorter than a text its tokens' bytes can be; none = any number of times.
+    fn shrinks(&self) -> Option<usize> {
+        match self {
+            // Composing what is written decomposed makes a text at most three times shorter.
+            Self::Library(library) => Some(if library.get_normalizer().is_some() { 4 } else { 1 }),
+            // U+2581 has three bytes and is read as a space.
+            Self::SentencePiece(model) => (!model.drops_text()).then_some(3),
+        }
+    }
+
+    /// Appends the ids of ordinary text.
+    fn encode(&self, text: &str, ids: &mut Vec<TokenId>) -> Result<(), PrepareError> {
+        match self {
+            Self::Library(library) => {
+                let encoding = library
+                    .encode_fast(text, false)
+                    .map_err(|error| PrepareError::Tokenize { message: error.to_string() })?;
+                ids.extend(encoding.get_ids().iter().map(|&id| TokenId(id)));
+            }
+            Self::SentencePiece(model) => model.encode(text, ids),
+        }
+        Ok(())
+    }
+}
 
 /// Text to ids and back.
 #[derive(Debug)]
@@ -96,8 +134,7 @@ impl Tokenizer {
 
     /// Tokens that a text of so many bytes has at the very least.
     pub(crate) fn least_tokens(&self, bytes: usize) -> u32 {
-        // Composing what is written decomposed makes a text at most three times shorter.
-        let shrinks = if self.encoder.get_normalizer().is_some() { 4 } else { 1 };
+        let Some(shrinks) = self.encoder.shrinks() else { return 0 };
         u32::try_from(bytes / shrinks / self.pieces.longest.max(1)).unwrap_or(u32::MAX)
     }
 
@@ -155,12 +192,7 @@ impl Tokenizer {
         if text.is_empty() {
             return Ok(());
         }
-        let encoding = self
-            .encoder
-            .encode_fast(text, false)
-            .map_err(|error| PrepareError::Tokenize { message: error.to_string() })?;
-        ids.extend(encoding.get_ids().iter().map(|&id| TokenId(id)));
-        Ok(())
+        self.encoder.encode(text, ids)
     }
 
     /// The text of whole ids; bytes that are not UTF-8 become U+FFFD. Control tokens

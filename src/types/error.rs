@@ -68,7 +68,9 @@ pub enum PrepareError {
         message: String,
     },
     /// The model has no chat template.
-    #[error("the model `{model}` has no chat template: it is a base model and cannot chat")]
+    #[error(
+        "the model `{model}` has no chat template: it is a base model; have it continue a text (POST /v1/completions)"
+    )]
     NoTemplate {
         /// Which.
         model: String,

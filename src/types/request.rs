@@ -87,6 +87,9 @@ pub struct ChatRequest {
     pub model: Option<String>,
     /// The conversation, at least one message.
     pub messages: Vec<ChatMessage>,
+    /// Text to go on from as it is, control tokens that it spells included; messages, tools and
+    /// template variables then play no part.
+    pub prompt: Option<String>,
     /// Tool definitions in OpenAI's shape, handed to the template as they are.
     pub tools: Vec<Value>,
     /// Extra variables for the template.

@@ -1,4 +1,6 @@
-//! The demo model against its greedy continuations, on any backend.
+//! Real models against their greedy continuations, on any backend.
+
+use std::path::Path;
 
 use greenroom::model::Engine;
 use greenroom::model::ops::Ops;
@@ -28,9 +30,14 @@ fn ids(value: &serde_json::Value) -> Vec<TokenId> {
     serde_json::from_value(value.clone()).expect("token ids")
 }
 
-/// The cases of the golden file.
+/// The demo model's cases.
 pub fn cases() -> Vec<Case> {
-    let golden = common::json("golden/smollm2.json");
+    cases_of("golden/smollm2.json")
+}
+
+/// The cases of a golden file.
+pub fn cases_of(golden: &str) -> Vec<Case> {
+    let golden = common::json(golden);
     let cases = golden["cases"].as_array().expect("cases");
     let case = |case: &serde_json::Value| Case {
         prompt: ids(&case["prompt_ids"]),
@@ -42,8 +49,8 @@ pub fn cases() -> Vec<Case> {
 }
 
 /// Logits at every position of a case's continuation, the reference's tokens being fed.
-fn forced<O: Ops + 'static>(config: &O::Config, cases: &[Case]) -> Vec<Vec<Vec<f32>>> {
-    let mut engine = engine::<O>(&common::demo_model(), config, 256);
+fn forced<O: Ops + 'static>(path: &Path, config: &O::Config, cases: &[Case]) -> Vec<Vec<Vec<f32>>> {
+    let mut engine = engine::<O>(path, config, 256);
     let mut all = Vec::new();
     for case in cases {
         let sequence = engine.open(None).expect("a sequence");
@@ -67,9 +74,9 @@ fn logprob(logits: &[f32], token: TokenId) -> f64 {
 
 /// Without rounding: the tokens of the exact computation but for ties, and its
 /// log-probabilities.
-pub fn hold_to_the_exact_tokens<O: Ops + 'static>(config: &O::Config, cases: &[Case]) {
+pub fn hold_to_the_exact_tokens<O: Ops + 'static>(path: &Path, config: &O::Config, cases: &[Case]) {
     let (mut tokens, mut compared, mut worst) = (0, 0, 0.0f64);
-    for (number, (case, logits)) in cases.iter().zip(forced::<O>(config, cases)).enumerate() {
+    for (number, (case, logits)) in cases.iter().zip(forced::<O>(path, config, cases)).enumerate() {
         assert_eq!(logits.len(), case.tokens.len());
         for (at, (logits, token)) in logits.iter().zip(&case.tokens).enumerate() {
             let same = best(logits) == *token;
@@ -92,9 +99,9 @@ pub fn hold_to_the_exact_tokens<O: Ops + 'static>(config: &O::Config, cases: &[C
 }
 
 /// With rounding: the best token wherever the exact computation is sure.
-pub fn hold_to_the_sure_tokens<O: Ops + 'static>(config: &O::Config, cases: &[Case]) {
+pub fn hold_to_the_sure_tokens<O: Ops + 'static>(path: &Path, config: &O::Config, cases: &[Case]) {
     let (mut sure, mut fair, mut all) = (Share::default(), Share::default(), Share::default());
-    for (case, logits) in cases.iter().zip(forced::<O>(config, cases)) {
+    for (case, logits) in cases.iter().zip(forced::<O>(path, config, cases)) {
         for ((logits, token), gap) in logits.iter().zip(&case.tokens).zip(&case.gaps) {
             let same = best(logits) == *token;
             all.count(same);

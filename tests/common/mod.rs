@@ -18,6 +18,13 @@ pub fn demo_model() -> PathBuf {
     path
 }
 
+/// A file in Greenroom's data folder that a script of `native/` fetches for the long tests.
+pub fn fetched(name: &str) -> PathBuf {
+    let path = home().join(name);
+    assert!(path.is_file(), "{} is missing: `make test-full` fetches it", path.display());
+    path
+}
+
 fn home() -> PathBuf {
     if let Some(home) = std::env::var_os("GREENROOM_HOME") {
         return home.into();

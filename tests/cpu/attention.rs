@@ -17,12 +17,26 @@ struct Case {
     head_dim: usize,
     window: Option<u32>,
     rotated: usize,
+    rope_scale: f32,
     normed: bool,
+    /// Norms take all heads as one.
+    whole: bool,
+    softcap: Option<f32>,
     kv: KvType,
 }
 
-const PLAIN: Case =
-    Case { heads: 6, kv_heads: 2, head_dim: 16, window: None, rotated: 16, normed: false, kv: KvType::F16 };
+const PLAIN: Case = Case {
+    heads: 6,
+    kv_heads: 2,
+    head_dim: 16,
+    window: None,
+    rotated: 16,
+    rope_scale: 1.0,
+    normed: false,
+    whole: false,
+    softcap: None,
+    kv: KvType::F16,
+};
 
 impl Case {
     fn width(&self) -> usize {
@@ -32,16 +46,23 @@ impl Case {
     fn spec(&self, ops: &mut CpuOps) -> AttnSpec<Vector> {
         let mut random = Random(99);
         let inv_freq: Vec<f32> = (0..self.rotated / 2).map(|i| 0.3_f32.powi(i as i32)).collect();
-        let mut norm = || Norm { weight: ops.vector(&random.vector(self.head_dim)).unwrap(), eps: 1e-6 };
-        let (q_norm, k_norm) = (norm(), norm());
+        let mut norm = |heads: usize| {
+            let width = self.head_dim * if self.whole { heads } else { 1 };
+            Norm { weight: ops.vector(&random.vector(width)).unwrap(), eps: 1e-6 }
+        };
+        let (q_norm, k_norm) = (norm(self.heads), norm(self.kv_heads));
         AttnSpec {
             heads: self.heads,
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
             scale: 1.0 / (self.head_dim as f32).sqrt(),
+            softcap: self.softcap,
             window: self.window,
-            rope: (self.rotated > 0)
-                .then(|| Rope { inv_freq: ops.vector(&inv_freq).unwrap(), dims: self.rotated }),
+            rope: (self.rotated > 0).then(|| Rope {
+                inv_freq: ops.vector(&inv_freq).unwrap(),
+                dims: self.rotated,
+                scale: self.rope_scale,
+            }),
             q_norm: self.normed.then_some(q_norm),
             k_norm: self.normed.then_some(k_norm),
         }
@@ -113,10 +134,11 @@ fn alone(case: &Case, path: SimdPath, threads: usize, inputs: &[f32], chunk: usi
     work.outputs
 }
 
-fn rotate(head: &mut [f64], inv_freq: &[f32], position: usize) {
+fn rotate(head: &mut [f64], inv_freq: &[f32], scale: f32, position: usize) {
     let n = inv_freq.len();
     for i in 0..n {
         let (sin, cos) = f64::from(position as f32 * inv_freq[i]).sin_cos();
+        let (sin, cos) = (sin * f64::from(scale), cos * f64::from(scale));
         let (x, y) = (head[i], head[i + n]);
         head[i] = x * cos - y * sin;
         head[i + n] = y * cos + x * sin;
@@ -137,15 +159,18 @@ fn plain(case: &Case, inputs: &[f32]) -> Vec<f64> {
         .enumerate()
         .map(|(position, row)| {
             let mut row: Vec<f64> = row.iter().map(|x| f64::from(*x)).collect();
-            for (index, head) in row.chunks_mut(d).take(case.heads + case.kv_heads).enumerate() {
-                let norm = if index < case.heads { &spec.q_norm } else { &spec.k_norm };
-                if let Some(norm) = norm {
-                    let mean = head.iter().map(|x| x * x).sum::<f64>() / d as f64;
+            let (queries, keys) = row.split_at_mut(case.heads * d);
+            for (part, norm) in [(queries, &spec.q_norm), (&mut keys[..case.kv_heads * d], &spec.k_norm)] {
+                let Some(norm) = norm else { continue };
+                for part in part.chunks_mut(norm.weight.len()) {
+                    let mean = part.iter().map(|x| x * x).sum::<f64>() / part.len() as f64;
                     let scale = 1.0 / (mean + f64::from(norm.eps)).sqrt();
-                    head.iter_mut().zip(norm.weight.iter()).for_each(|(x, w)| *x *= scale * f64::from(*w));
+                    part.iter_mut().zip(norm.weight.iter()).for_each(|(x, w)| *x *= scale * f64::from(*w));
                 }
+            }
+            for head in row.chunks_mut(d).take(case.heads + case.kv_heads) {
                 if let Some(rope) = &spec.rope {
-                    rotate(head, &rope.inv_freq, position);
+                    rotate(head, &rope.inv_freq, rope.scale, position);
                 }
             }
             row[case.heads * d..].iter_mut().for_each(|x| *x = round(*x));
@@ -160,7 +185,9 @@ fn plain(case: &Case, inputs: &[f32]) -> Vec<f64> {
             let value_at = key_at + case.kv_heads * d;
             let query = &turned[position][head * d..(head + 1) * d];
             let score = |key: &Vec<f64>| {
-                query.iter().zip(&key[key_at..]).map(|(q, k)| q * k).sum::<f64>() * f64::from(spec.scale)
+                let score = query.iter().zip(&key[key_at..]).map(|(q, k)| q * k).sum::<f64>();
+                let score = score * f64::from(spec.scale);
+                spec.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
             };
             let scores: Vec<f64> = turned[first..=position].iter().map(score).collect();
             let max = scores.iter().fold(f64::NEG_INFINITY, |a, b| a.max(*b));
@@ -185,6 +212,14 @@ fn attention_matches_the_textbook_on_every_path() {
         (Case { heads: 8, kv_heads: 1, head_dim: 20, rotated: 20, window: Some(50), ..PLAIN }, 600),
         (Case { heads: 2, kv_heads: 1, head_dim: 64, rotated: 0, window: Some(1), ..PLAIN }, 65),
         (Case { heads: 4, kv_heads: 2, head_dim: 6, rotated: 6, window: Some(513), ..PLAIN }, 1100),
+        (Case { softcap: Some(3.0), window: Some(90), rope_scale: 1.2, rotated: 12, ..PLAIN }, 300),
+        (Case { softcap: Some(0.5), normed: true, whole: true, kv: KvType::F32, ..PLAIN }, 130),
+        // Widths of heads that families have.
+        (Case { head_dim: 64, rotated: 64, ..PLAIN }, 130),
+        (Case { heads: 4, head_dim: 80, rotated: 80, window: Some(70), ..PLAIN }, 150),
+        (Case { heads: 4, head_dim: 96, rotated: 72, ..PLAIN }, 130),
+        (Case { heads: 4, head_dim: 128, rotated: 128, ..PLAIN }, 130),
+        (Case { heads: 2, kv_heads: 1, head_dim: 256, rotated: 256, window: Some(65), ..PLAIN }, 140),
     ];
     for (case, tokens) in cases {
         let inputs: Vec<f32> = random.vector(tokens * case.width()).iter().map(|x| 3.0 * x).collect();
@@ -211,8 +246,13 @@ fn attention_matches_the_textbook_on_every_path() {
 fn chunks_and_threads_do_not_change_a_bit() {
     let mut random = Random(23);
     let fast = SimdPath::choose(None).unwrap();
-    for (window, kv) in [(None, KvType::F16), (Some(100), KvType::F16), (None, KvType::F32)] {
-        let case = Case { window, kv, ..PLAIN };
+    for (window, softcap, kv) in [
+        (None, None, KvType::F16),
+        (Some(100), None, KvType::F16),
+        (Some(700), Some(2.0), KvType::F16),
+        (None, None, KvType::F32),
+    ] {
+        let case = Case { window, softcap, kv, ..PLAIN };
         let inputs = random.vector(1100 * case.width());
         let whole = bits(&alone(&case, fast, 1, &inputs, 512));
         for (threads, chunk) in [(2, 1), (2, 7), (3, 64), (2, 512), (4, 1100)] {

@@ -5,7 +5,7 @@ use greenroom::model::cpu::math::exp;
 use greenroom::model::cpu::simd::{Kernel, LANES, Simd, dispatch};
 use greenroom::model::cpu::{CpuOps, SimdPath};
 use greenroom::model::load::TensorType;
-use greenroom::model::ops::{Act, Norm, Ops};
+use greenroom::model::ops::{Act, LogitShape, Logits, Norm, Ops};
 use greenroom::types::EngineError;
 
 use super::matrix::Matrix;
@@ -57,7 +57,7 @@ fn gated_units_match_their_formulas_on_every_path() {
     let mut random = Random(3);
     for (tokens, width) in [(1, 8), (2, 13), (5, 64), (70, 96)] {
         let x: Vec<f32> = random.vector(tokens * 2 * width).iter().map(|x| x * 6.0).collect();
-        for act in [Act::Silu, Act::GeluTanh] {
+        for act in [Act::Silu, Act::GeluTanh, Act::Gelu] {
             let mut first: Option<Vec<u32>> = None;
             for path in paths() {
                 let (mut ops, _kv) = ops(&CpuConfig::default(), path);
@@ -74,6 +74,7 @@ fn gated_units_match_their_formulas_on_every_path() {
                                     (2.0 / std::f64::consts::PI).sqrt() * (gate + 0.044_715 * gate.powi(3));
                                 0.5 * gate * (1.0 + inner.tanh()) * up
                             }
+                            Act::Gelu => 0.5 * gate * (1.0 + erf(gate / 2.0f64.sqrt())) * up,
                         };
                         let error = (f64::from(got.row(token)[i]) - want).abs();
                         assert!(error < 3e-6 * want.abs().max(1.0), "{act:?} {gate} {up}");
@@ -84,6 +85,75 @@ fn gated_units_match_their_formulas_on_every_path() {
             }
         }
     }
+}
+
+/// The error function by summing its integral.
+fn erf(x: f64) -> f64 {
+    let steps = 4000;
+    let width = x / f64::from(steps);
+    let middle = |i: i32| (f64::from(i) + 0.5) * width;
+    let area: f64 = (0..steps).map(|i| (-middle(i).powi(2)).exp()).sum::<f64>() * width;
+    area * 2.0 / std::f64::consts::PI.sqrt()
+}
+
+#[test]
+fn residuals_biases_and_scales_match_their_formulas_on_every_path() {
+    let mut random = Random(31);
+    let (tokens, width) = (40, 77);
+    let (x, residual) = (random.vector(tokens * width), random.vector(tokens * width));
+    let (weight, bias) = (random.vector(width), random.vector(width));
+    for (normed, by) in [(false, 0.3f32), (true, 1.0), (true, 0.3)] {
+        let mut first: Option<Vec<u32>> = None;
+        for path in paths() {
+            let (mut ops, _kv) = ops(&CpuConfig::default(), path);
+            let norm = Norm { weight: ops.vector(&weight).unwrap(), eps: 1e-5 };
+            let (x, residual) = (ops.tensor(tokens, &x), ops.tensor(tokens, &residual));
+            let bias = ops.vector(&bias).unwrap();
+            let x = ops.add_bias(x, &bias).unwrap();
+            let x = ops.scale(x, 3.5).unwrap();
+            let before = (x.data().to_vec(), residual.data().to_vec());
+            let got = ops.add_residual(x, normed.then_some(&norm), by, residual).unwrap();
+            for (token, got) in got.data().chunks(width).enumerate() {
+                let range = token * width..(token + 1) * width;
+                let (x, residual) = (&before.0[range.clone()], &before.1[range]);
+                let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / width as f64;
+                let scale = if normed { 1.0 / (mean + 1e-5).sqrt() } else { 1.0 };
+                for i in 0..width {
+                    let weight = if normed { f64::from(weight[i]) } else { 1.0 };
+                    let want = f64::from(residual[i]) + f64::from(x[i]) * scale * weight * f64::from(by);
+                    assert!((f64::from(got[i]) - want).abs() < 3e-6, "{got:?} {want}");
+                }
+            }
+            let got = bits(got.data());
+            assert_eq!(first.get_or_insert_with(|| got.clone()), &got, "{path:?}");
+        }
+    }
+    let (mut ops, _kv) = ops(&CpuConfig::default(), SimdPath::Portable);
+    let (short, long) = (ops.tensor(1, &[1.0; 4]), ops.tensor(1, &[1.0; 5]));
+    assert!(ops.add_residual(short, None, 1.0, long).is_err());
+    let (short, bias) = (ops.tensor(1, &[1.0; 4]), ops.vector(&[1.0; 3]).unwrap());
+    assert!(ops.add_bias(short, &bias).is_err());
+}
+
+#[test]
+fn capped_logits_are_those_of_the_plain_loop() {
+    let data: Vec<f32> = (-500..503).map(|i| i as f32 * 0.37).collect();
+    for shape in [
+        LogitShape { scale: 1.0, softcap: Some(30.0) },
+        LogitShape { scale: 0.25, softcap: None },
+        LogitShape { scale: 0.7, softcap: Some(2.5) },
+    ] {
+        let logits = Logits { vocab: data.len(), data: data.clone() };
+        let mut want = logits.clone();
+        want.shape(&shape);
+        for path in paths() {
+            let mut got = logits.clone();
+            ops(&CpuConfig::default(), path).0.shape_logits(&mut got, &shape);
+            let worst = got.data.iter().zip(&want.data).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst < 2e-5, "{shape:?} on {path:?}: {worst}");
+        }
+    }
+    assert!(data.iter().any(|x| x.abs() > 100.0));
 }
 
 #[test]

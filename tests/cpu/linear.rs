@@ -41,7 +41,7 @@ fn rounded(x: &[f32]) -> Vec<f64> {
 }
 
 /// Tokens and rows that hit every kernel width, tails and padded panels.
-const SHAPES: [(usize, usize, usize); 9] = [
+const SHAPES: [(usize, usize, usize); 11] = [
     (1, 16, 128),
     (1, 33, 256),
     (2, 7, 128),
@@ -51,6 +51,8 @@ const SHAPES: [(usize, usize, usize); 9] = [
     (9, 31, 128),
     (17, 64, 256),
     (300, 19, 128),
+    (1, 17, 32),
+    (6, 5, 96),
 ];
 
 #[test]
@@ -58,6 +60,7 @@ fn products_match_a_plain_loop_in_every_format_on_every_path() {
     let mut random = Random(11);
     for kind in KINDS {
         for (tokens, rows, cols) in SHAPES {
+            let cols = cols.next_multiple_of(kind.block());
             let matrix = Matrix::random(&mut random, kind, rows, cols);
             let w = pack(&[&matrix]);
             let x = random.vector(tokens * cols);
@@ -123,13 +126,13 @@ fn a_token_alone_and_in_any_batch_gives_the_same_bits() {
 #[test]
 fn extreme_codes_do_not_overflow() {
     // All codes and activations at their ends: sums of pairs at their largest.
-    for kind in [TensorType::Q4_0, TensorType::Q8_0, KINDS[6], KINDS[10]] {
+    for kind in KINDS.into_iter().filter(|kind| !kind.is_dense()) {
         for byte in [0x00, 0xff, 0x80, 0x7f] {
             let mut random = Random(1);
-            let matrix = Matrix::filled(&mut random, kind, 16, 128, byte);
+            let matrix = Matrix::filled(&mut random, kind, 16, 256, byte);
             let w = pack(&[&matrix]);
             for value in [1.0, -1.0] {
-                let x = vec![value; 128];
+                let x = vec![value; 256];
                 let exact = matrix.times(&x);
                 for path in paths() {
                     let got = multiply(&config(Activations::Int8, 1), path, &w, &x);
@@ -193,7 +196,7 @@ fn a_residual_is_added_once() {
 fn embedding_rows_are_the_exact_rows() {
     let mut random = Random(41);
     for kind in KINDS {
-        let matrix = Matrix::random(&mut random, kind, 37, 128);
+        let matrix = Matrix::random(&mut random, kind, 37, 256);
         let w = pack(&[&matrix]);
         let (mut ops, _kv) = ops(&CpuConfig::default(), SimdPath::Portable);
         let tokens: Vec<TokenId> = [36, 0, 15, 16, 17].map(TokenId).to_vec();

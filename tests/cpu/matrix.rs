@@ -16,7 +16,7 @@ pub struct Matrix {
 }
 
 /// Every type that weights come in.
-pub const KINDS: [TensorType; 12] = [
+pub const KINDS: [TensorType; 22] = [
     TensorType::F32,
     TensorType::F16,
     TensorType::BF16,
@@ -29,11 +29,17 @@ pub const KINDS: [TensorType; 12] = [
     TensorType::Affine { bits: 8, group: 32, meta: MetaType::F32 },
     TensorType::Affine { bits: 8, group: 64, meta: MetaType::F16 },
     TensorType::Affine { bits: 8, group: 128, meta: MetaType::BF16 },
+    TensorType::Q5_0,
+    TensorType::Q5_1,
+    TensorType::Q4K,
+    TensorType::Q5K,
+    TensorType::Q6K,
+    TensorType::Affine { bits: 2, group: 64, meta: MetaType::F16 },
+    TensorType::Affine { bits: 3, group: 32, meta: MetaType::BF16 },
+    TensorType::Affine { bits: 5, group: 128, meta: MetaType::F16 },
+    TensorType::Affine { bits: 6, group: 64, meta: MetaType::F32 },
+    TensorType::Affine { bits: 6, group: 32, meta: MetaType::F16 },
 ];
-
-fn small(random: &mut Random) -> [u8; 2] {
-    f16::from_f32(0.02 * random.signed() + 0.03).to_le_bytes()
-}
 
 fn meta(kind: MetaType, value: f32) -> Vec<u8> {
     match kind {
@@ -56,14 +62,34 @@ impl Matrix {
             TensorType::BF16 => {
                 (0..count).for_each(|_| data.extend(bf16::from_f32(random.signed()).to_le_bytes()));
             }
-            TensorType::Q4_0 | TensorType::Q4_1 | TensorType::Q8_0 => {
-                for _ in 0..count / 32 {
-                    data.extend(small(random));
-                    if kind == TensorType::Q4_1 {
-                        data.extend(f16::from_f32(-0.3 * random.signed()).to_le_bytes());
+            TensorType::Q4_0
+            | TensorType::Q4_1
+            | TensorType::Q5_0
+            | TensorType::Q5_1
+            | TensorType::Q8_0
+            | TensorType::Q4K
+            | TensorType::Q5K
+            | TensorType::Q6K => {
+                for _ in 0..count / kind.block() {
+                    let first = data.len();
+                    data.extend((0..kind.block_bytes()).map(|_| random.bits() as u8));
+                    let block = &mut data[first..];
+                    // Integer factors go up to 63 and 128, so their halves are as much smaller.
+                    let (scale, minimum) = match kind {
+                        TensorType::Q4K | TensorType::Q5K => (0.001, 0.005),
+                        TensorType::Q6K => (0.0005, 0.0),
+                        _ => (0.02, 0.3),
+                    };
+                    let scale = f16::from_f32(scale * (random.signed() + 1.5)).to_le_bytes();
+                    let minimum = f16::from_f32(-minimum * random.signed()).to_le_bytes();
+                    match kind {
+                        TensorType::Q6K => block[208..210].copy_from_slice(&scale),
+                        _ => block[0..2].copy_from_slice(&scale),
                     }
-                    let bytes = if kind == TensorType::Q8_0 { 32 } else { 16 };
-                    data.extend((0..bytes).map(|_| random.bits() as u8));
+                    if matches!(kind, TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4K | TensorType::Q5K)
+                    {
+                        block[2..4].copy_from_slice(&minimum);
+                    }
                 }
             }
             TensorType::Affine { bits, group, meta: kind } => {
@@ -111,14 +137,20 @@ impl Matrix {
     /// All codes made of one byte; scales and biases random. Quantised types only.
     pub fn filled(random: &mut Random, kind: TensorType, rows: usize, cols: usize, byte: u8) -> Self {
         let mut matrix = Self::random(random, kind, rows, cols);
-        let (block, header) = match kind {
-            TensorType::Q4_0 => (18, 2),
-            TensorType::Q4_1 => (20, 4),
-            TensorType::Q8_0 => (34, 2),
-            _ => (matrix.data.len(), 0),
+        // Of the K types everything but the two halves.
+        let (block, codes) = match kind {
+            TensorType::Q4_0 => (18, 2..18),
+            TensorType::Q4_1 => (20, 4..20),
+            TensorType::Q5_0 => (22, 2..22),
+            TensorType::Q5_1 => (24, 4..24),
+            TensorType::Q8_0 => (34, 2..34),
+            TensorType::Q4K => (144, 4..144),
+            TensorType::Q5K => (176, 4..176),
+            TensorType::Q6K => (210, 0..208),
+            _ => (matrix.data.len(), 0..matrix.data.len()),
         };
         for block in matrix.data.chunks_exact_mut(block) {
-            block[header..].fill(byte);
+            block[codes.clone()].fill(byte);
         }
         matrix
     }

@@ -4,9 +4,9 @@
 
 use std::time::Instant;
 
-use greenroom::config::CpuConfig;
+use greenroom::config::{Activations, CpuConfig};
 use greenroom::model::cpu::attention::Vector;
-use greenroom::model::cpu::{CpuKv, CpuOps, PackedWeight};
+use greenroom::model::cpu::{CpuKv, CpuOps, PackedWeight, SimdPath};
 use greenroom::model::load::TensorType;
 use greenroom::model::ops::{
     Act, AttnSpec, KvShape, KvStore, LayerId, Norm, Ops, Rope, StartOps, Step, StepRow,
@@ -49,8 +49,9 @@ impl Model {
             kv_heads: 3,
             head_dim: 64,
             scale: 0.125,
+            softcap: None,
             window: None,
-            rope: Some(Rope { inv_freq: ops.vector(&inv_freq).unwrap(), dims: 64 }),
+            rope: Some(Rope { inv_freq: ops.vector(&inv_freq).unwrap(), dims: 64, scale: 1.0 }),
             q_norm: None,
             k_norm: None,
         };
@@ -138,5 +139,48 @@ fn speed_of_a_model_like_the_demo() {
             best.1 * 1e3,
         );
         sequences.into_iter().for_each(|sequence| kv.close(sequence));
+    }
+}
+
+#[test]
+#[ignore = "prints timings; wants a quiet machine and a release build"]
+fn speed_of_products_by_type() {
+    let (rows, cols) = (4096, 4096);
+    let mut random = Random(3);
+    let kinds = [
+        TensorType::Q4_1,
+        TensorType::Q8_0,
+        TensorType::Q5_0,
+        TensorType::Q5_1,
+        TensorType::Q4K,
+        TensorType::Q5K,
+        TensorType::Q6K,
+    ];
+    for kind in kinds {
+        let matrix = Matrix::random(&mut random, kind, rows, cols);
+        let packed = CpuOps::pack(&CpuConfig::default(), &[matrix.tensor()]).unwrap();
+        for activations in [Activations::Int8, Activations::F32] {
+            let mut config = CpuConfig::default();
+            config.activations = activations;
+            let (mut ops, _kv) = super::ops(&config, SimdPath::from_env().unwrap());
+            for tokens in [1, 2, 8, 64] {
+                let x = random.vector(tokens * cols);
+                let mut best = f64::INFINITY;
+                for _ in 0..if tokens == 64 { 8 } else { 40 } {
+                    let (x, zeros) = (ops.tensor(tokens, &x), ops.tensor(tokens, &vec![0.0; tokens * rows]));
+                    let begin = Instant::now();
+                    ops.linear_add(x, &packed, zeros).unwrap();
+                    best = best.min(begin.elapsed().as_secs_f64());
+                }
+                println!(
+                    "{:>5} {activations:?} {tokens:>2} tokens: {:7.2} ms, {:5.1} GB/s of {:.1} MB, {:6.1} G multiply-adds/s",
+                    kind.describe(),
+                    best * 1e3,
+                    packed.bytes() as f64 / best / 1e9,
+                    packed.bytes() as f64 / 1e6,
+                    (rows * cols * tokens) as f64 / best / 1e9,
+                );
+            }
+        }
     }
 }

@@ -92,6 +92,16 @@ def cancel():
     chunks.close()
 
 
+def continued():
+    request = {"model": "default", "prompt": "Once upon a", "temperature": 0}
+    answer = client.completions.create(**request)
+    assert answer.object == "text_completion" and answer.id.startswith("cmpl-"), answer
+    assert answer.choices[0].text and answer.usage.completion_tokens <= 16, answer
+    chunks = list(client.completions.create(**request, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == answer.choices[0].text, chunks
+    assert chunks[-1].choices[0].finish_reason in ("stop", "length"), chunks
+
+
 def models():
     listed = list(client.models.list())
     assert len(listed) == 1 and listed[0].object == "model", listed
@@ -99,6 +109,6 @@ def models():
 
 
 text = whole()
-for case in (lambda: stream(text), include_usage, lambda: stop(text), errors, cancel, models):
+for case in (lambda: stream(text), include_usage, lambda: stop(text), errors, cancel, continued, models):
     case()
 print("the official client is served:", openai.__version__)

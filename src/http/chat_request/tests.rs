@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::types::Role;
+use crate::types::{Role, TokenId};
 
 /// Any JSON, with names that the reader knows among its keys.
 fn any_json() -> impl Strategy<Value = Value> {

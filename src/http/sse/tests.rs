@@ -5,8 +5,9 @@ use serde_json::Value;
 
 use super::*;
 
-fn writer(include_usage: bool) -> ChunkWriter {
-    ChunkWriter { id: "chatcmpl-1".into(), created: 5, model: "m".into(), include_usage }
+fn writer(include_usage: bool) -> AnswerWriter {
+    let surface = Surface::Chat;
+    AnswerWriter { surface, id: "chatcmpl-1".into(), created: 5, model: "m".into(), include_usage }
 }
 
 /// The one event in these bytes.

@@ -42,6 +42,67 @@ pub fn exp_one<S: Simd>(s: S, x: f32) -> f32 {
     lanes[0]
 }
 
+/// `tanh(x)`, off by at most 2e-7; ±1 far out, NaN stays NaN.
+#[inline(always)]
+pub fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
+    let one = s.splat(1.0);
+    let doubled = exp(s, s.add(x, x));
+    s.sub(one, s.div(s.splat(2.0), s.add(doubled, one)))
+}
+
+/// The error function by Abramowitz and Stegun's 7.1.26, off by at most 5e-7.
+#[inline(always)]
+fn erf<S: Simd>(s: S, x: S::V) -> S::V {
+    let one = s.splat(1.0);
+    let size = s.abs(x);
+    let t = s.div(one, s.fma(s.splat(0.327_591_1), size, one));
+    let mut p = s.splat(1.061_405_4);
+    for coefficient in [-1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6] {
+        p = s.fma(p, t, s.splat(coefficient));
+    }
+    let tail = s.mul(s.mul(p, t), exp(s, s.sub(s.splat(0.0), s.mul(x, x))));
+    let value = s.sub(one, tail);
+    // Zero where x is below 0, twice the value elsewhere, less the value: its sign.
+    s.sub(s.zero_below(x, s.splat(0.0), s.add(value, value)), value)
+}
+
+/// Scales one run of logits and caps them, in place: `cap · tanh(x · scale / cap)`.
+pub struct Capped<'a> {
+    /// The logits.
+    pub x: &'a mut [f32],
+    /// Multiplies them.
+    pub scale: f32,
+    /// Where they are bent to.
+    pub softcap: Option<f32>,
+}
+
+impl Kernel for Capped<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let scale = s.splat(self.scale);
+        let shape = |x: S::V| {
+            let scaled = s.mul(x, scale);
+            self.softcap.map_or(scaled, |cap| softcapped(s, scaled, cap))
+        };
+        let (chunks, tail) = self.x.as_chunks_mut::<LANES>();
+        for chunk in chunks {
+            s.store(shape(s.load(chunk)), chunk);
+        }
+        for x in tail {
+            let mut lanes = [0.0; LANES];
+            s.store(shape(s.splat(*x)), &mut lanes);
+            *x = lanes[0];
+        }
+    }
+}
+
+/// `cap · tanh(x / cap)`.
+#[inline(always)]
+pub fn softcapped<S: Simd>(s: S, x: S::V, cap: f32) -> S::V {
+    s.mul(s.splat(cap), tanh(s, s.div(x, s.splat(cap))))
+}
+
 /// Root-mean-square norm of one row: `out = x / sqrt(mean(x²) + eps) · weight`.
 pub struct RmsNorm<'a> {
     /// The row.
@@ -106,6 +167,35 @@ impl Kernel for RmsNormInPlace<'_> {
     }
 }
 
+/// A residual of one row: `out += by · norm(x)`.
+pub struct AddResidual<'a> {
+    /// The row.
+    pub x: &'a [f32],
+    /// The norm's weight and eps, where there is one.
+    pub norm: Option<(&'a [f32], f32)>,
+    /// Multiplies what is added.
+    pub by: f32,
+    /// As long as the row.
+    pub out: &'a mut [f32],
+}
+
+impl Kernel for AddResidual<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let by = self.by;
+        match self.norm {
+            Some((weight, eps)) => {
+                let inverse = inverse_rms(s, self.x, eps);
+                for ((out, x), weight) in self.out.iter_mut().zip(self.x).zip(weight) {
+                    *out += *x * inverse * *weight * by;
+                }
+            }
+            None => self.out.iter_mut().zip(self.x).for_each(|(out, x)| *out += *x * by),
+        }
+    }
+}
+
 /// A gated unit of one row: `out = act(gate) · up`.
 pub struct Gated<'a> {
     /// First half.
@@ -118,10 +208,14 @@ pub struct Gated<'a> {
     pub act: Act,
 }
 
-/// Both activations are `x · sigmoid(u)`: `u = x`, or `u = 2·sqrt(2/π)·(x + 0.044715·x³)`.
+/// Two activations are `x · sigmoid(u)`: `u = x`, or `u = 2·sqrt(2/π)·(x + 0.044715·x³)`.
 #[inline(always)]
 fn activate<S: Simd>(s: S, act: Act, x: S::V) -> S::V {
     let u = match act {
+        Act::Gelu => {
+            let bent = erf(s, s.mul(x, s.splat(std::f32::consts::FRAC_1_SQRT_2)));
+            return s.mul(s.mul(x, s.splat(0.5)), s.add(s.splat(1.0), bent));
+        }
         Act::Silu => x,
         Act::GeluTanh => {
             let cubic = s.mul(s.mul(x, x), s.mul(x, s.splat(0.044_715)));

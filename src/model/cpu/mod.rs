@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use crate::config::{Activations, CpuConfig, KvType};
 use crate::model::load::HostTensor;
-use crate::model::ops::{Act, AttnSpec, LayerId, Logits, Norm, Ops, StartOps, Step};
+use crate::model::ops::{Act, AttnSpec, LayerId, LogitShape, Logits, Norm, Ops, StartOps, Step};
 use crate::types::{EngineError, LoadError};
 
 pub mod arena;
@@ -36,7 +36,7 @@ pub use weight::PackedWeight;
 use arena::Arena;
 use attention::Vector;
 use linear::{Inputs, Int8Rows, Machine, Store};
-use math::{Gated, RmsNorm};
+use math::{AddResidual, Capped, Gated, RmsNorm};
 use pool::{ThreadPool, physical_cores};
 use rope::RopeTables;
 use simd::dispatch;
@@ -116,7 +116,7 @@ impl CpuOps {
     }
 
     /// Multiplies `x`, `[tokens][w.cols]`, rounding it to int8 first where the weight and the mode want it.
-    fn linear(
+    fn multiply(
         &mut self,
         x: &Tensor,
         w: &PackedWeight,
@@ -255,7 +255,48 @@ impl Ops for CpuOps {
     ) -> Result<Tensor, EngineError> {
         let normed = self.normed(x, norm, x.tokens(), |index| index)?;
         let mut out = self.arena.take(x.tokens(), w.rows);
-        self.linear(&normed, w, out.data_mut(), Store::Set)?;
+        self.multiply(&normed, w, out.data_mut(), Store::Set)?;
+        Ok(out)
+    }
+
+    fn linear(&mut self, x: &Tensor, w: &PackedWeight) -> Result<Tensor, EngineError> {
+        let mut out = self.arena.take(x.tokens(), w.rows);
+        self.multiply(x, w, out.data_mut(), Store::Set)?;
+        Ok(out)
+    }
+
+    fn add_bias(&mut self, mut x: Tensor, bias: &Vector) -> Result<Tensor, EngineError> {
+        expect(bias.len(), x.width(), "elements of a bias")?;
+        for row in x.data_mut().chunks_exact_mut(bias.len().max(1)) {
+            row.iter_mut().zip(bias.iter()).for_each(|(x, bias)| *x += *bias);
+        }
+        Ok(x)
+    }
+
+    fn scale(&mut self, mut x: Tensor, by: f32) -> Result<Tensor, EngineError> {
+        x.data_mut().iter_mut().for_each(|x| *x *= by);
+        Ok(x)
+    }
+
+    fn add_residual(
+        &mut self,
+        x: Tensor,
+        norm: Option<&Norm<Vector>>,
+        by: f32,
+        residual: Tensor,
+    ) -> Result<Tensor, EngineError> {
+        let (mut out, width) = (residual, x.width());
+        expect(out.tokens(), x.tokens(), "tokens of a residual")?;
+        expect(out.width(), width, "columns of a residual")?;
+        expect(norm.map_or(width, |norm| norm.weight.len()), width, "weights of a norm")?;
+        let norm = norm.map(|norm| (&norm.weight[..], norm.eps));
+        let (rows, path, data) = (DisjointRows::new(out.data_mut(), width), self.path, x.data());
+        self.each_token(x.tokens(), width, |token| {
+            // SAFETY: each token is claimed by one thread.
+            let out = unsafe { rows.get(token) };
+            let x = &data[token * width..(token + 1) * width];
+            dispatch(path, AddResidual { x, norm, by, out });
+        });
         Ok(out)
     }
 
@@ -272,7 +313,7 @@ impl Ops for CpuOps {
         expect(qkv.width(), (spec.heads + 2 * spec.kv_heads) * spec.head_dim, "columns of an attention")?;
         let mut out = self.arena.take(tokens, spec.heads * spec.head_dim);
         let end = step.rows.iter().map(|row| row.start as usize + row.len).max().unwrap_or(0);
-        let rope = spec.rope.as_ref().map(|rope| self.ropes.covering(&rope.inv_freq, end));
+        let rope = spec.rope.as_ref().map(|rope| self.ropes.covering(&rope.inv_freq, rope.scale, end));
         let machine = Machine { path: self.path, pool: &self.pool, threads: self.threads };
         let scratch = &mut self.attention;
         let (qkv, data) = (qkv.data_mut(), out.data_mut());
@@ -284,7 +325,7 @@ impl Ops for CpuOps {
         let mut out = residual;
         expect(out.tokens(), x.tokens(), "tokens of a residual")?;
         expect(out.width(), w.rows, "columns of a residual")?;
-        self.linear(&x, w, out.data_mut(), Store::Add)?;
+        self.multiply(&x, w, out.data_mut(), Store::Add)?;
         Ok(out)
     }
 
@@ -314,8 +355,13 @@ impl Ops for CpuOps {
         }
         let normed = self.normed(x, norm, rows.len(), |index| rows[index])?;
         let mut data = vec![0.0; rows.len() * w.rows];
-        self.linear(&normed, w, &mut data, Store::Set)?;
+        self.multiply(&normed, w, &mut data, Store::Set)?;
         Ok(Logits { vocab: w.rows, data })
+    }
+
+    fn shape_logits(&mut self, logits: &mut Logits, shape: &LogitShape) {
+        let LogitShape { scale, softcap } = *shape;
+        dispatch(self.path, Capped { x: &mut logits.data, scale, softcap });
     }
 
     fn numerics_id(&self) -> String {

@@ -6,7 +6,7 @@
 
 use super::memory::ZeroedBytes;
 use super::pool::physical_cores;
-use super::weight::{Format, GROUP, PANEL_ROWS, PackedWeight, Part, Quantised, ScaleType};
+use super::weight::{Format, GROUP, PANEL_ROWS, PackedWeight, Part, Quantised, Scales, factor_at};
 use crate::config::CpuConfig;
 use crate::model::load::{HostTensor, MetaType, TensorType};
 use crate::types::LoadError;
@@ -70,23 +70,31 @@ fn pack_part(config: &CpuConfig, tensor: &HostTensor<'_>, first_row: usize) -> R
 }
 
 fn format_of(tensor: &HostTensor<'_>) -> Result<Format, LoadError> {
-    let (zero, scale) = match tensor.kind {
+    let scales = match tensor.kind {
         TensorType::F32 => return Ok(Format::F32),
         TensorType::F16 => return Ok(Format::F16),
         TensorType::BF16 => return Ok(Format::Bf16),
-        TensorType::Q4_0 => (Some(8), ScaleType::F16),
-        TensorType::Q8_0 => (Some(128), ScaleType::F16),
-        TensorType::Q4_1 => (None, ScaleType::F16),
-        TensorType::Affine { meta, .. } => (None, narrowest(meta, [tensor.scales, tensor.biases])),
+        TensorType::Q4_0 | TensorType::Q4_1 | TensorType::Q5_0 | TensorType::Q5_1 | TensorType::Q8_0 => {
+            Scales::F16
+        }
+        TensorType::Q4K | TensorType::Q5K => Scales::Factors32,
+        TensorType::Q6K => Scales::Factors16,
+        TensorType::Affine { meta, .. } => narrowest(meta, [tensor.scales, tensor.biases]),
     };
     let Some(shape) = tensor.affine() else {
         return Err(refused(tensor, format!("{:?} gives no codes", tensor.kind)));
     };
-    let (bits, group) = (shape.bits, shape.group);
-    if !matches!(bits, 4 | 8) || group == 0 || !group.is_multiple_of(GROUP) {
+    // A block of a K type is one of ours.
+    let group = if tensor.kind.has_factors() { tensor.kind.block() } else { shape.group };
+    // Kernels for 2 and 3 bits would save memory that few models are stored in.
+    let bits = shape.bits.max(4);
+    if !matches!(bits, 4 | 5 | 6 | 8) || group == 0 || !group.is_multiple_of(GROUP) {
         return Err(refused(
             tensor,
-            format!("{bits} bits in groups of {group}: 4 or 8 bits in groups of 32, 64, 128 are supported"),
+            format!(
+                "{} bits in groups of {group}: 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64, 128 are supported",
+                shape.bits
+            ),
         ));
     }
     if !tensor.cols.is_multiple_of(group) {
@@ -95,11 +103,11 @@ fn format_of(tensor: &HostTensor<'_>) -> Result<Format, LoadError> {
             format!("{} columns are not a multiple of the group of {group}", tensor.cols),
         ));
     }
-    Ok(Format::Quantised(Quantised { bits, spans: group / GROUP, scale, zero }))
+    Ok(Format::Quantised(Quantised { bits, spans: group / GROUP, scales, zero: tensor.kind.zero_point() }))
 }
 
 /// Half where every scale and bias is exactly one, else single: rounding them would change the model.
-fn narrowest(meta: MetaType, values: [&[u8]; 2]) -> ScaleType {
+fn narrowest(meta: MetaType, values: [&[u8]; 2]) -> Scales {
     let fits = |x: f32| half::f16::from_f32(x).to_f32().to_bits() == x.to_bits();
     let exact = match meta {
         MetaType::F16 => true,
@@ -110,40 +118,28 @@ fn narrowest(meta: MetaType, values: [&[u8]; 2]) -> ScaleType {
             values.iter().all(|bytes| bytes.as_chunks::<4>().0.iter().all(|b| fits(f32::from_le_bytes(*b))))
         }
     };
-    if exact { ScaleType::F16 } else { ScaleType::F32 }
+    if exact { Scales::F16 } else { Scales::F32 }
 }
 
 fn pack_panels(tensor: &HostTensor<'_>, format: Format, first: usize, out: &mut [u8], panel_bytes: usize) {
+    let mut codes = vec![0; tensor.cols];
     for (index, panel) in out.chunks_exact_mut(panel_bytes).enumerate() {
         let rows = (first + index) * PANEL_ROWS..tensor.rows.min((first + index + 1) * PANEL_ROWS);
-        match format {
-            Format::Quantised(q) => {
-                let groups = tensor.cols / q.block_cols();
-                let mut row = AffineRow {
-                    codes: vec![0; tensor.cols],
-                    scales: vec![0.0; groups],
-                    biases: vec![0.0; groups],
-                };
-                for (lane, index) in rows.enumerate() {
-                    tensor.affine_row(index, &mut row.codes, &mut row.scales, &mut row.biases);
-                    put_quantised(&q, &row, lane, panel);
+        for (lane, row) in rows.enumerate() {
+            match format {
+                Format::Quantised(q) => {
+                    tensor.codes_row(row, &mut codes);
+                    put_codes(&q, &codes, lane, panel);
+                    match q.scales {
+                        Scales::F16 | Scales::F32 => put_scales(&q, tensor, row, lane, panel),
+                        Scales::Factors32 | Scales::Factors16 => put_factors(&q, tensor, row, lane, panel),
+                    }
                 }
-            }
-            Format::F32 => {
-                rows.enumerate().for_each(|(lane, r)| put_dense::<4>(tensor.row_bytes(r), lane, panel))
-            }
-            Format::F16 | Format::Bf16 => {
-                rows.enumerate().for_each(|(lane, r)| put_dense::<2>(tensor.row_bytes(r), lane, panel));
+                Format::F32 => put_dense::<4>(tensor.row_bytes(row), lane, panel),
+                Format::F16 | Format::Bf16 => put_dense::<2>(tensor.row_bytes(row), lane, panel),
             }
         }
     }
-}
-
-/// A row's codes, one a byte, and a scale and a bias a group.
-struct AffineRow {
-    codes: Vec<u8>,
-    scales: Vec<f32>,
-    biases: Vec<f32>,
 }
 
 fn put_dense<const BYTES: usize>(row: &[u8], lane: usize, panel: &mut [u8]) {
@@ -154,37 +150,75 @@ fn put_dense<const BYTES: usize>(row: &[u8], lane: usize, panel: &mut [u8]) {
     }
 }
 
-fn put_quantised(q: &Quantised, row: &AffineRow, lane: usize, panel: &mut [u8]) {
-    let blocks = panel.chunks_exact_mut(q.block_bytes()).zip(row.codes.chunks_exact(q.block_cols()));
-    for (index, (block, codes)) in blocks.enumerate() {
-        let (packed, scales) = block.split_at_mut(q.spans * q.code_bytes());
-        for (packed, codes) in packed.chunks_exact_mut(q.code_bytes()).zip(codes.chunks_exact(GROUP)) {
-            put_codes(q.bits, codes, lane, packed);
-        }
-        put_scale(q.scale, row.scales[index], lane, scales);
-        if q.zero.is_none() {
-            put_scale(q.scale, row.biases[index], PANEL_ROWS + lane, scales);
+fn put_codes(q: &Quantised, row: &[u8], lane: usize, panel: &mut [u8]) {
+    let blocks = panel.chunks_exact_mut(q.block_bytes()).zip(row.chunks_exact(q.block_cols()));
+    for (block, codes) in blocks {
+        for (packed, codes) in block.chunks_exact_mut(q.code_bytes()).zip(codes.chunks_exact(GROUP)) {
+            put_group(q.bits, codes, lane, packed);
         }
     }
 }
 
-fn put_codes(bits: u8, codes: &[u8], lane: usize, packed: &mut [u8]) {
+/// 32 codes of a row; the layout is [`super::weight`]'s.
+fn put_group(bits: u8, codes: &[u8], lane: usize, packed: &mut [u8]) {
+    let (low, high) = codes.split_at(GROUP / 2);
     for (chunk, bytes) in packed.chunks_exact_mut(4 * PANEL_ROWS).enumerate() {
         let quad = &mut bytes[4 * lane..4 * lane + 4];
         for (t, byte) in quad.iter_mut().enumerate() {
-            *byte = match bits {
-                4 => (codes[4 * chunk + t] & 15) | (codes[16 + 4 * chunk + t] << 4),
-                _ => codes[4 * chunk + t],
+            // Upper bits of the chunks from `first` on, `width` for each, from the lowest up.
+            let upper = |first: usize, count: usize, width: u8| {
+                (0..count).rev().fold(0, |bits: u8, c| bits << width | codes[4 * (first + c) + t] >> 4)
+            };
+            *byte = match (bits, chunk) {
+                (8, _) => codes[4 * chunk + t],
+                (_, 0..4) => (low[4 * chunk + t] & 15) | high[4 * chunk + t] << 4,
+                (5, _) => upper(0, 8, 1),
+                (_, _) => upper(4 * (chunk - 4), 4, 2),
             };
         }
     }
 }
 
-fn put_scale(kind: ScaleType, value: f32, index: usize, scales: &mut [u8]) {
-    match kind {
-        ScaleType::F16 => {
-            scales[2 * index..2 * index + 2].copy_from_slice(&half::f16::from_f32(value).to_le_bytes());
+fn put_scales(q: &Quantised, tensor: &HostTensor<'_>, row: usize, lane: usize, panel: &mut [u8]) {
+    let groups = tensor.cols / q.block_cols();
+    let (mut scales, mut biases) = (vec![0.0; groups], vec![0.0; groups]);
+    tensor.scales_row(row, &mut scales, &mut biases);
+    let blocks = panel.chunks_exact_mut(q.block_bytes()).zip(scales.iter().zip(&biases));
+    for (block, (scale, bias)) in blocks {
+        let (_, scales) = block.split_at_mut(q.spans * q.code_bytes());
+        put_scale(q.scales, *scale, lane, scales);
+        if q.zero.is_none() {
+            put_scale(q.scales, *bias, PANEL_ROWS + lane, scales);
         }
-        ScaleType::F32 => scales[4 * index..4 * index + 4].copy_from_slice(&value.to_le_bytes()),
+    }
+}
+
+fn put_scale(kind: Scales, value: f32, index: usize, scales: &mut [u8]) {
+    if kind == Scales::F16 {
+        scales[2 * index..2 * index + 2].copy_from_slice(&half::f16::from_f32(value).to_le_bytes());
+    } else {
+        scales[4 * index..4 * index + 4].copy_from_slice(&value.to_le_bytes());
+    }
+}
+
+fn put_factors(q: &Quantised, tensor: &HostTensor<'_>, row: usize, lane: usize, panel: &mut [u8]) {
+    let [first, mins] = q.factors_at();
+    for (block, factors) in panel.chunks_exact_mut(q.block_bytes()).zip(tensor.factors_row(row)) {
+        let (_, scales) = block.split_at_mut(q.spans * q.code_bytes());
+        scales[2 * lane..2 * lane + 2].copy_from_slice(&factors.d);
+        match q.scales {
+            Scales::Factors16 => {
+                for (group, scale) in factors.scales.iter().enumerate() {
+                    scales[first + factor_at(lane, group)] = scale ^ 0x80;
+                }
+            }
+            _ => {
+                scales[2 * (PANEL_ROWS + lane)..][..2].copy_from_slice(&factors.dmin);
+                for group in 0..q.spans {
+                    scales[first + factor_at(lane, group)] = factors.scales[group];
+                    scales[mins + factor_at(lane, group)] = factors.mins[group];
+                }
+            }
+        }
     }
 }

@@ -10,14 +10,16 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct RopeTable {
     inv_freq: Arc<[f32]>,
+    /// Inside the table.
+    scale: f32,
     /// A position's cosines, then its sines.
     table: Vec<f32>,
     positions: usize,
 }
 
 impl RopeTable {
-    fn new(inv_freq: Arc<[f32]>) -> Self {
-        Self { inv_freq, table: Vec::new(), positions: 0 }
+    fn new(inv_freq: Arc<[f32]>, scale: f32) -> Self {
+        Self { inv_freq, scale, table: Vec::new(), positions: 0 }
     }
 
     fn grow(&mut self, positions: usize) {
@@ -29,8 +31,8 @@ impl RopeTable {
         self.table.reserve_exact((positions - self.positions) * 2 * self.inv_freq.len());
         for position in self.positions..positions {
             let angles = || self.inv_freq.iter().map(|freq| f64::from(position as f32 * *freq));
-            self.table.extend(angles().map(|angle| angle.cos() as f32));
-            self.table.extend(angles().map(|angle| angle.sin() as f32));
+            self.table.extend(angles().map(|angle| angle.cos() as f32 * self.scale));
+            self.table.extend(angles().map(|angle| angle.sin() as f32 * self.scale));
         }
         self.positions = positions;
     }
@@ -49,22 +51,23 @@ impl RopeTable {
     }
 }
 
-/// The tables of a model; layers with equal frequencies share one.
+/// The tables of a model; layers with equal frequencies and scale share one.
 #[derive(Debug, Default)]
 pub struct RopeTables {
     tables: Vec<RopeTable>,
 }
 
 impl RopeTables {
-    /// The table of these frequencies, covering at least `positions`.
-    pub fn covering(&mut self, inv_freq: &Arc<[f32]>, positions: usize) -> &RopeTable {
-        let known = self
-            .tables
-            .iter()
-            .position(|table| Arc::ptr_eq(&table.inv_freq, inv_freq) || table.inv_freq == *inv_freq);
+    /// The table of these frequencies and scale, covering at least `positions`.
+    pub fn covering(&mut self, inv_freq: &Arc<[f32]>, scale: f32, positions: usize) -> &RopeTable {
+        let same = |table: &RopeTable| {
+            table.scale.to_bits() == scale.to_bits()
+                && (Arc::ptr_eq(&table.inv_freq, inv_freq) || table.inv_freq == *inv_freq)
+        };
+        let known = self.tables.iter().position(same);
         let index = known.unwrap_or(self.tables.len());
         if known.is_none() {
-            self.tables.push(RopeTable::new(Arc::clone(inv_freq)));
+            self.tables.push(RopeTable::new(Arc::clone(inv_freq), scale));
         }
         let table = &mut self.tables[index];
         table.grow(positions);

@@ -5,10 +5,19 @@
 //! are padded to whole panels with zeros. How parts come to be is [`super::pack`]'s
 //! matter, how they are multiplied [`super::linear`]'s.
 //!
-//! Panel of a quantised part: blocks of `spans` · 32 columns that share a scale; a block is, for each 32
-//! columns, the codes, then 16 scales, then (where not symmetric) 16 biases.
-//! * 4 bits: 4 chunks of 64 bytes; byte `4r + t` of chunk `j` holds row `r`: column `4j + t` low, `16 + 4j + t` high.
-//! * 8 bits: 8 chunks of 64 bytes; byte `4r + t` of chunk `j` is row `r`, column `4j + t`, unsigned.
+//! Panel of a quantised part: blocks of `spans` · 32 columns; a block is, for each 32 columns, the codes,
+//! then the scales of all of it. Codes of 32 columns, `c` being column / 4 and `t` column mod 4:
+//! * 4 bits: 4 chunks of 64 bytes; byte `4r + t` of chunk `j` holds row `r`: `c = j` low, `c = j + 4` high.
+//! * 5 bits: those nibbles, then 64 bytes with the fifth bits: bit `c` of byte `4r + t`.
+//! * 6 bits: those nibbles, then 2 · 64 bytes with the upper pairs of bits: pair `c mod 4` of byte
+//!   `4r + t` of chunk `c / 4`.
+//! * 8 bits: 8 chunks of 64 bytes; byte `4r + t` of chunk `c` is row `r`, unsigned.
+//!
+//! Scales of a block, by [`Scales`]:
+//! * F16, F32: 16 scales, then (where not symmetric) 16 biases.
+//! * Factors: 16 halves `d`, then (where not symmetric) 16 halves `dmin`, then the integers of the groups,
+//!   then (where not symmetric) those of the minimums. Integers are interleaved as codes are: byte `4r + t`
+//!   of the `j`-th 64 bytes is row `r`, group `4j + t`.
 //!
 //! Panel of a dense part: for each column 16 elements as stored, little-endian.
 
@@ -20,34 +29,31 @@ pub const PANEL_ROWS: usize = 16;
 /// Columns whose activations share a scale, and the least that weights' codes come in.
 pub const GROUP: usize = 32;
 
-/// Type of scales and biases.
+/// Form of scales and biases. All of them are exact: no value was rounded to fit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ScaleType {
-    /// IEEE half: every value was exactly representable.
+pub enum Scales {
+    /// IEEE half.
     F16,
     /// IEEE single.
     F32,
+    /// A half a block times an unsigned integer for each 32 columns; a bias is minus the like product.
+    Factors32,
+    /// A half a block times a signed integer (stored plus 128) for each 16 columns; no biases.
+    Factors16,
 }
 
-impl ScaleType {
-    /// Bytes of one.
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::F16 => 2,
-            Self::F32 => 4,
-        }
-    }
-}
+/// Codes of 32 columns: byte `64c + 4r + t` is row `r`, column `4c + t`.
+pub(super) type Codes = [u8; PANEL_ROWS * GROUP];
 
 /// Codes with a scale, and a zero point or a bias, a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Quantised {
-    /// 4 or 8.
+    /// 4, 5, 6 or 8.
     pub bits: u8,
-    /// Groups of 32 columns that share a scale: 1, 2 or 4.
+    /// Groups of 32 columns in a block: 1, 2, 4 or 8.
     pub spans: usize,
-    /// Type of scales and biases.
-    pub scale: ScaleType,
+    /// Form of scales and biases.
+    pub scales: Scales,
     /// `Some(z)`: the value is `scale · (code − z)`. `None`: `scale · code + bias`.
     pub zero: Option<u8>,
 }
@@ -60,14 +66,121 @@ impl Quantised {
 
     /// Bytes of a block: codes, scales, biases.
     pub fn block_bytes(&self) -> usize {
-        let rows_of_scales = if self.zero.is_some() { 1 } else { 2 };
-        self.spans * self.code_bytes() + rows_of_scales * PANEL_ROWS * self.scale.bytes()
+        self.spans * self.code_bytes() + self.kinds_of_scales() * self.scale_bytes()
     }
 
     /// Columns of a block.
     pub fn block_cols(&self) -> usize {
         self.spans * GROUP
     }
+
+    /// Bytes of a block's scales without the biases.
+    fn scale_bytes(&self) -> usize {
+        match self.scales {
+            Scales::F16 => PANEL_ROWS * 2,
+            Scales::F32 => PANEL_ROWS * 4,
+            Scales::Factors32 | Scales::Factors16 => PANEL_ROWS * 2 + self.factor_bytes(),
+        }
+    }
+
+    /// Bytes of a block's integer factors, those of the minimums not counted.
+    fn factor_bytes(&self) -> usize {
+        match self.scales {
+            Scales::F16 | Scales::F32 => 0,
+            Scales::Factors32 => self.spans * PANEL_ROWS,
+            Scales::Factors16 => 2 * self.spans * PANEL_ROWS,
+        }
+    }
+
+    /// Offset of the integer factors in a block's scales, and of those of the minimums.
+    pub(super) fn factors_at(&self) -> [usize; 2] {
+        let first = self.kinds_of_scales() * PANEL_ROWS * 2;
+        [first, first + self.factor_bytes()]
+    }
+
+    /// Scales alone, or scales and biases.
+    fn kinds_of_scales(&self) -> usize {
+        if self.zero.is_some() { 1 } else { 2 }
+    }
+
+    /// All codes of 32 columns, one a byte. Inlined, to be compiled for its caller's instruction set.
+    #[inline(always)]
+    pub(super) fn unpack(&self, codes: &[u8]) -> Codes {
+        let mut out = [0; PANEL_ROWS * GROUP];
+        if self.bits == 8 {
+            out.copy_from_slice(codes);
+            return out;
+        }
+        let (nibbles, planes) = codes.split_at(256);
+        let (low, high) = out.split_at_mut(256);
+        for ((low, high), byte) in low.iter_mut().zip(high).zip(nibbles) {
+            (*low, *high) = (byte & 15, byte >> 4);
+        }
+        for (chunk, out) in out.chunks_exact_mut(64).enumerate() {
+            match self.bits {
+                5 => out.iter_mut().zip(planes).for_each(|(code, plane)| *code |= (plane >> chunk & 1) << 4),
+                6 => {
+                    let plane = &planes[64 * (chunk / 4)..];
+                    let pair = |plane: u8| (plane >> (2 * (chunk % 4)) & 3) << 4;
+                    out.iter_mut().zip(plane).for_each(|(code, plane)| *code |= pair(*plane));
+                }
+                _ => {}
+            }
+        }
+        out
+    }
+
+    /// One code of a row, from the codes of 32 columns.
+    pub(super) fn code(&self, codes: &[u8], lane: usize, col: usize) -> u8 {
+        let (chunk, at) = (col / 4, 4 * lane + col % 4);
+        if self.bits == 8 {
+            return codes[64 * chunk + at];
+        }
+        let byte = codes[64 * (chunk % 4) + at];
+        let nibble = if chunk < 4 { byte & 15 } else { byte >> 4 };
+        match self.bits {
+            5 => nibble | (codes[256 + at] >> chunk & 1) << 4,
+            6 => nibble | (codes[256 + 64 * (chunk / 4) + at] >> (2 * (chunk % 4)) & 3) << 4,
+            _ => nibble,
+        }
+    }
+
+    /// Scale and bias of a row for a column, from its block's scales; the bias is 0 where there is none.
+    pub(super) fn scale(&self, scales: &[u8], lane: usize, col: usize) -> (f32, f32) {
+        let has_bias = self.zero.is_none();
+        match self.scales {
+            Scales::F16 | Scales::F32 => {
+                let read = |index| {
+                    if self.scales == Scales::F16 { read_f16(scales, index) } else { read_f32(scales, index) }
+                };
+                (read(lane), if has_bias { read(PANEL_ROWS + lane) } else { 0.0 })
+            }
+            Scales::Factors32 => {
+                let factor =
+                    |part: usize| f32::from(scales[self.factors_at()[part] + factor_at(lane, col / GROUP)]);
+                let bias = if has_bias { -(read_f16(scales, PANEL_ROWS + lane) * factor(1)) } else { 0.0 };
+                (read_f16(scales, lane) * factor(0), bias)
+            }
+            Scales::Factors16 => {
+                (read_f16(scales, lane) * f32::from(self.signed_factor(scales, lane, col / 16)), 0.0)
+            }
+        }
+    }
+
+    /// The half of a row that a block's integer factors multiply.
+    pub(super) fn block_scale(scales: &[u8], lane: usize) -> f32 {
+        read_f16(scales, lane)
+    }
+
+    /// The signed integer factor of a row's group of 16 columns.
+    pub(super) fn signed_factor(&self, scales: &[u8], lane: usize, group: usize) -> i16 {
+        i16::from(scales[self.factors_at()[0] + factor_at(lane, group)]) - 128
+    }
+}
+
+/// Where a row's integer factor of a group is among the integer factors.
+pub(super) fn factor_at(lane: usize, group: usize) -> usize {
+    64 * (group / 4) + 4 * lane + group % 4
 }
 
 /// How a part's elements are stored.
@@ -143,32 +256,24 @@ fn read_f32(bytes: &[u8], index: usize) -> f32 {
     f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-fn read_scale(kind: ScaleType, bytes: &[u8], index: usize) -> f32 {
-    match kind {
-        ScaleType::F16 => widen_f16(u16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]])),
-        ScaleType::F32 => read_f32(bytes, index),
-    }
+fn read_f16(bytes: &[u8], index: usize) -> f32 {
+    widen_f16(u16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]))
 }
 
 fn dequantize_lane(q: &Quantised, panel: &[u8], lane: usize, out: &mut [f32]) {
     let blocks = panel.chunks_exact(q.block_bytes());
     for (block, out) in blocks.zip(out.chunks_exact_mut(q.block_cols())) {
-        let scales = &block[q.spans * q.code_bytes()..];
-        let scale = read_scale(q.scale, scales, lane);
-        for (col, x) in out.iter_mut().enumerate() {
-            let codes = &block[col / GROUP * q.code_bytes()..];
-            let col = col % GROUP;
-            let code = match q.bits {
-                4 => {
-                    let byte = codes[col % 16 / 4 * 64 + lane * 4 + col % 4];
-                    if col < 16 { byte & 15 } else { byte >> 4 }
-                }
-                _ => codes[col / 4 * 64 + lane * 4 + col % 4],
-            };
-            *x = match q.zero {
-                Some(zero) => (f32::from(code) - f32::from(zero)) * scale,
-                None => f32::from(code).mul_add(scale, read_scale(q.scale, scales, PANEL_ROWS + lane)),
-            };
+        let (codes, scales) = block.split_at(q.spans * q.code_bytes());
+        for (group, out) in out.chunks_exact_mut(16).enumerate() {
+            let (scale, bias) = q.scale(scales, lane, 16 * group);
+            let codes = &codes[group / 2 * q.code_bytes()..];
+            for (i, x) in out.iter_mut().enumerate() {
+                let code = f32::from(q.code(codes, lane, group % 2 * 16 + i));
+                *x = match q.zero {
+                    Some(zero) => (code - f32::from(zero)) * scale,
+                    None => code.mul_add(scale, bias),
+                };
+            }
         }
     }
 }

@@ -10,6 +10,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::model::load::ModelFiles;
+use crate::model::ops::Act;
 use crate::types::LoadError;
 
 /// Most layers.
@@ -21,7 +22,7 @@ const MAX_WIDTH: usize = 1 << 22;
 /// Largest vocabulary.
 const MAX_VOCAB: usize = 1 << 26;
 /// Longest context.
-const MAX_CONTEXT: usize = 1 << 30;
+pub const MAX_CONTEXT: usize = 1 << 30;
 
 /// A configuration object with the file it is from.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +31,8 @@ pub struct Hyperparameters<'a> {
     /// Keys of a nested object are named with it: `rope_scaling.`.
     prefix: &'a str,
     values: &'a Value,
+    /// What keys that are absent stand for in this family; null is not absent.
+    defaults: Option<&'a Value>,
 }
 
 /// The sizes that every decoder has, checked against each other.
@@ -65,7 +68,21 @@ impl<'a> Hyperparameters<'a> {
 
     /// A configuration object and the file that errors name.
     pub fn of(path: &'a Path, values: &'a Value) -> Self {
-        Self { path, prefix: "", values }
+        Self { path, prefix: "", values, defaults: None }
+    }
+
+    /// The same with what absent keys stand for: families whose published configurations
+    /// leave keys out need the reference implementation's defaults.
+    pub fn with_defaults<'b>(&self, defaults: &'b Value) -> Hyperparameters<'b>
+    where
+        'a: 'b,
+    {
+        Hyperparameters { defaults: Some(defaults), ..*self }
+    }
+
+    /// The configuration as it is in the file.
+    pub fn raw(&self) -> &'a Value {
+        self.values
     }
 
     /// An object inside this one; `None` when absent or null.
@@ -75,14 +92,17 @@ impl<'a> Hyperparameters<'a> {
     pub fn object(&self, key: &str, prefix: &'a str) -> Result<Option<Self>, LoadError> {
         match self.get(key) {
             None => Ok(None),
-            Some(values) if values.is_object() => Ok(Some(Self { path: self.path, prefix, values })),
+            Some(values) if values.is_object() => {
+                Ok(Some(Self { path: self.path, prefix, values, defaults: None }))
+            }
             Some(other) => Err(self.wrong(key, &format!("is {other}, an object is needed"))),
         }
     }
 
-    /// The value; `None` when absent or null.
+    /// The value; the default when absent, `None` when null or absent without a default.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
-        self.values.get(key).filter(|value| !value.is_null())
+        let default = || self.defaults.and_then(|defaults| defaults.get(key));
+        self.values.get(key).or_else(default).filter(|value| !value.is_null())
     }
 
     /// The first key that holds an object.
@@ -172,14 +192,18 @@ impl<'a> Hyperparameters<'a> {
         Ok(())
     }
 
-    /// Refuses any activation but SiLU.
+    /// The gated unit's activation; SiLU when absent.
     ///
     /// # Errors
-    /// `Unsupported`, `Format`.
-    pub fn require_silu(&self) -> Result<(), LoadError> {
-        match self.word("hidden_act")? {
-            None | Some("silu" | "swish") => Ok(()),
-            Some(other) => Err(self.refused("hidden_act", other, "`silu` is supported")),
+    /// `Unsupported` for one that is not known, `Format`.
+    pub fn activation(&self, key: &str) -> Result<Act, LoadError> {
+        match self.word(key)? {
+            None | Some("silu" | "swish") => Ok(Act::Silu),
+            Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Act::GeluTanh),
+            Some("gelu") => Ok(Act::Gelu),
+            Some(other) => {
+                Err(self.refused(key, other, "`silu`, `gelu` and `gelu_pytorch_tanh` are supported"))
+            }
         }
     }
 

@@ -1,30 +1,24 @@
 //! Llama and what shares its shape (SmolLM2 among them): standard blocks, rotary
-//! embedding with optional Llama 3 scaling, no biases.
+//! embedding with optional Llama 3 scaling, optional biases.
 
-use crate::model::load::ModelFiles;
-use crate::model::ops::Ops;
+use super::hyperparameters::Hyperparameters;
+use super::rope::{self, DEFAULT_THETA};
+use super::stack::StackSpec;
+use super::windows;
 use crate::types::LoadError;
 
-use super::block::BlockSpec;
-use super::hyperparameters::Hyperparameters;
-use super::{PackedDecoder, rope, stack};
-
-/// Reads the configuration and packs the weights.
+/// The decoder that a llama configuration describes.
 ///
 /// # Errors
-/// See [`super::pack`].
-pub fn pack<O: Ops + 'static>(files: &ModelFiles, config: &O::Config) -> Result<PackedDecoder<O>, LoadError> {
-    stack::pack(files, spec(&Hyperparameters::new(files))?, config)
-}
-
-/// The blocks that a llama configuration describes.
-///
-/// # Errors
-/// `Format` naming the key, `Unsupported` for biases, another activation or rope scaling.
-pub fn spec(config: &Hyperparameters<'_>) -> Result<BlockSpec, LoadError> {
-    config.refuse_switches(&["attention_bias", "mlp_bias"])?;
-    config.require_silu()?;
+/// `Format` naming the key, `Unsupported` for another activation or rope scaling, or windows.
+pub fn spec(config: &Hyperparameters<'_>) -> Result<StackSpec, LoadError> {
     let sizes = config.sizes()?;
-    let inv_freq = rope::inverse_frequencies(config, sizes.head_dim)?;
-    Ok(BlockSpec { sizes, inv_freq, head_norms: false })
+    windows::refuse(config, sizes.layers)?;
+    let rope = rope::read(config, sizes.head_dim, DEFAULT_THETA)?;
+    let mut spec = StackSpec::standard(sizes, rope);
+    spec.block.act = config.activation("hidden_act")?;
+    spec.block.qkv_bias = config.switch("attention_bias")?;
+    spec.block.output_bias = spec.block.qkv_bias;
+    spec.block.mlp_bias = config.switch("mlp_bias")?;
+    Ok(spec)
 }

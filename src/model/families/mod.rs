@@ -1,9 +1,9 @@
 //! Model families: configuration and tensor names of a checkpoint become a
 //! decoder, written once over [`Ops`] for every backend.
 //!
-//! A family is one file. Most are a [`stack`] of standard blocks and only
-//! say their shape and names; one that departs from it writes its own forward as
-//! another [`Decoder`]. No file here knows a device or a file format. Values of a
+//! A family is one file and a row in [`KNOWN`]. All here are a [`stack`] of blocks and
+//! only say how theirs differ from the usual; one that is no stack would write its own
+//! forward as another [`Decoder`]. No file here knows a device or a file format. Values of a
 //! configuration are untrusted: [`hyperparameters`] bounds every one of them.
 
 use crate::model::load::ModelFiles;
@@ -11,15 +11,42 @@ use crate::model::ops::{KvShape, Logits, Ops, Step};
 use crate::types::{EngineError, LoadError};
 
 pub mod block;
+pub mod gemma2;
+pub mod gemma3;
+pub mod granite;
 pub mod hyperparameters;
 pub mod llama;
+pub mod mistral;
+pub mod olmo2;
+pub mod phi3;
+pub mod qwen2;
 pub mod qwen3;
 pub mod rope;
+pub mod smollm3;
 pub mod stack;
+pub mod windows;
 
-/// Families there are: `model_type` of a Hugging Face configuration, and
-/// `general.architecture` of a GGUF file.
-pub const KNOWN: &[(&str, &str)] = &[("llama", "llama"), ("qwen3", "qwen3")];
+use hyperparameters::Hyperparameters;
+use stack::StackSpec;
+
+/// What a configuration of a family says.
+type ReadSpec = fn(&Hyperparameters<'_>) -> Result<StackSpec, LoadError>;
+
+/// Families there are, by `model_type` of a Hugging Face configuration. GGUF files name
+/// architectures, which [`crate::model::load::ARCHITECTURES`] lists.
+pub const KNOWN: &[(&str, ReadSpec)] = &[
+    ("llama", llama::spec),
+    ("mistral", mistral::spec),
+    ("qwen2", qwen2::spec),
+    ("qwen3", qwen3::spec),
+    ("gemma2", gemma2::spec),
+    ("gemma3", gemma3::text_part),
+    ("gemma3_text", gemma3::spec),
+    ("phi3", phi3::spec),
+    ("granite", granite::spec),
+    ("smollm3", smollm3::spec),
+    ("olmo2", olmo2::spec),
+];
 
 /// A decoder on a backend, on the compute thread.
 pub trait Decoder<O: Ops> {
@@ -50,11 +77,12 @@ pub struct DecoderFacts {
 
 /// A family's weights, packed, between the loader thread and the compute thread.
 pub trait Adopt<O: Ops>: Send {
-    /// Hands the weights to the backend; no copy on the CPU.
+    /// Hands the weights to the backend; no copy on the CPU. `context` is the most tokens a
+    /// sequence may hold.
     ///
     /// # Errors
     /// `Device`.
-    fn adopt(self: Box<Self>, ops: &mut O) -> Result<Box<dyn Decoder<O>>, EngineError>;
+    fn adopt(self: Box<Self>, ops: &mut O, context: u32) -> Result<Box<dyn Decoder<O>>, EngineError>;
 }
 
 /// A decoder packed for a backend, on its way to the compute thread.
@@ -66,12 +94,12 @@ pub struct PackedDecoder<O: Ops> {
 }
 
 impl<O: Ops> PackedDecoder<O> {
-    /// Takes the weights over on the compute thread.
+    /// Takes the weights over on the compute thread, for sequences of at most `context` tokens.
     ///
     /// # Errors
     /// `Device`.
-    pub fn adopt(self, ops: &mut O) -> Result<Box<dyn Decoder<O>>, EngineError> {
-        self.weights.adopt(ops)
+    pub fn adopt(self, ops: &mut O, context: u32) -> Result<Box<dyn Decoder<O>>, EngineError> {
+        self.weights.adopt(ops, context)
     }
 }
 
@@ -83,11 +111,10 @@ impl<O: Ops> PackedDecoder<O> {
 /// `Format` naming a configuration key, `Tensor` for one that is missing, of
 /// another shape, or not part of the model.
 pub fn pack<O: Ops + 'static>(files: &ModelFiles, config: &O::Config) -> Result<PackedDecoder<O>, LoadError> {
-    let packed = match files.config.get("model_type").and_then(|kind| kind.as_str()) {
-        Some("llama") => llama::pack(files, config)?,
-        Some("qwen3") => qwen3::pack(files, config)?,
-        other => return Err(unknown(other)),
-    };
+    let model_type = files.config.get("model_type").and_then(|kind| kind.as_str());
+    let family = KNOWN.iter().find(|(known, _)| Some(*known) == model_type);
+    let (_, read) = family.ok_or_else(|| unknown(model_type))?;
+    let packed = stack::pack(files, read(&Hyperparameters::new(files))?, config)?;
     match files.tensors.unconsumed().as_slice() {
         [] => Ok(packed),
         [first, rest @ ..] => Err(LoadError::Tensor { name: first.clone(), message: left_over(rest) }),

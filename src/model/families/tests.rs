@@ -5,7 +5,7 @@ use std::path::Path;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::block::BlockSpec;
+use super::block::{HeadNorms, LayerSpec, Norms};
 use super::hyperparameters::Hyperparameters;
 use super::*;
 
@@ -26,16 +26,20 @@ fn with(changes: Value) -> Value {
     config
 }
 
-fn llama(config: &Value) -> Result<BlockSpec, LoadError> {
+fn llama(config: &Value) -> Result<StackSpec, LoadError> {
     llama::spec(&Hyperparameters::of(Path::new("config.json"), config))
 }
 
-fn qwen3(config: &Value) -> Result<BlockSpec, LoadError> {
+fn of(config: &Value) -> Hyperparameters<'_> {
+    Hyperparameters::of(Path::new("config.json"), config)
+}
+
+fn qwen3(config: &Value) -> Result<StackSpec, LoadError> {
     qwen3::spec(&Hyperparameters::of(Path::new("config.json"), config))
 }
 
 fn frequencies(changes: Value) -> Vec<f32> {
-    llama(&with(changes)).unwrap().inv_freq
+    llama(&with(changes)).unwrap().ropes.remove(0).inv_freq
 }
 
 #[test]
@@ -43,7 +47,8 @@ fn absent_keys_take_their_usual_values() {
     let spec = llama(&with(json!({"num_key_value_heads": null, "hidden_act": null}))).unwrap();
     assert_eq!((spec.sizes.kv_heads, spec.sizes.head_dim, spec.sizes.tied), (4, 16, false));
     let explicit = qwen3(&with(json!({"head_dim": 32, "tie_word_embeddings": true}))).unwrap();
-    assert_eq!((explicit.sizes.head_dim, explicit.sizes.tied, explicit.head_norms), (32, true, true));
+    assert_eq!((explicit.sizes.head_dim, explicit.sizes.tied), (32, true));
+    assert_eq!(explicit.block.head_norms, HeadNorms::Each);
 }
 
 #[test]
@@ -85,24 +90,34 @@ fn values_that_make_no_sense_are_refused_by_name() {
 
 #[test]
 fn switches_that_are_not_there_are_refused_when_on() {
-    let refused = |result: Result<BlockSpec, LoadError>, key: &str| match result {
+    let refused = |result: Result<StackSpec, LoadError>, key: &str| match result {
         Err(LoadError::Unsupported { message }) => assert!(message.contains(key), "{message}"),
         other => panic!("{key}: {other:?}"),
     };
     for key in ["attention_bias", "mlp_bias"] {
-        refused(llama(&with(json!({ key: true }))), key);
-        assert!(llama(&with(json!({ key: false }))).is_ok());
+        refused(mistral::spec(&of(&with(json!({ key: true })))), key);
+        refused(phi3::spec(&of(&with(json!({ key: true })))), key);
     }
-    for (key, value) in [
-        ("attention_bias", json!(true)),
-        ("use_sliding_window", json!(true)),
-        ("layer_types", json!(["full_attention", "sliding_attention"])),
+    let sliding = json!(["full_attention", "sliding_attention"]);
+    for (read, kinds) in [
+        (llama::spec as ReadSpec, sliding.clone()),
+        (qwen3::spec, sliding.clone()),
+        (mistral::spec, sliding),
+        (gemma2::spec, json!(["full_attention", "chunked_attention"])),
     ] {
-        refused(qwen3(&with(json!({ key: value }))), key);
+        refused(read(&of(&with(json!({ "layer_types": kinds })))), "layer_types");
     }
-    let off = json!({"use_sliding_window": false, "sliding_window": 4096, "layer_types": ["full_attention"]});
+    for read in [gemma2::spec as ReadSpec, gemma3::spec] {
+        refused(
+            read(&of(&with(json!({"use_bidirectional_attention": true})))),
+            "use_bidirectional_attention",
+        );
+    }
+    refused(gemma3::spec(&of(&with(json!({"attn_logit_softcapping": 50})))), "attn_logit_softcapping");
+    let off = json!({"use_sliding_window": false, "sliding_window": 4096,
+        "layer_types": ["full_attention", "full_attention"]});
     assert!(qwen3(&with(off)).is_ok());
-    refused(llama(&with(json!({"hidden_act": "gelu"}))), "hidden_act");
+    refused(llama(&with(json!({"hidden_act": "relu2"}))), "hidden_act");
     refused(llama(&with(json!({"partial_rotary_factor": 0.5}))), "partial_rotary_factor");
     refused(llama(&with(json!({"rope_scaling": {"rope_type": "yarn", "factor": 4}}))), "yarn");
     refused(
@@ -164,8 +179,78 @@ fn factors_of_a_file_divide_the_frequencies() {
 #[test]
 fn unknown_families_are_refused_with_those_known() {
     let message = unknown(Some("mamba")).to_string();
-    assert!(message.contains("`mamba`") && message.contains("llama, qwen3"), "{message}");
+    assert!(message.contains("`mamba`") && message.contains("llama, mistral, qwen2"), "{message}");
     assert!(unknown(None).to_string().contains("without `model_type`"));
+}
+
+#[test]
+fn each_family_says_what_is_its_own() {
+    let read = |read: ReadSpec, changes: Value| read(&of(&with(changes))).unwrap();
+    let window = |spec: &StackSpec, layer: usize| spec.layers[layer].window;
+    let mistral = read(mistral::spec, json!({}));
+    assert_eq!(window(&mistral, 0), Some(4096), "the reference's default");
+    let absent = read(mistral::spec, json!({"sliding_window": null}));
+    assert_eq!(window(&absent, 1), None, "null is not absent");
+    let qwen2 = read(qwen2::spec, json!({"use_sliding_window": true, "max_window_layers": 1}));
+    assert_eq!((window(&qwen2, 0), window(&qwen2, 1), qwen2.block.qkv_bias), (None, Some(4096), true));
+    let gemma2 = read(gemma2::spec, json!({"query_pre_attn_scalar": 144, "sliding_window": 9}));
+    assert_eq!((window(&gemma2, 0), window(&gemma2, 1)), (Some(9), None));
+    assert_eq!((gemma2.block.scale, gemma2.block.softcap), (1.0 / 12.0, Some(50.0)));
+    assert_eq!((gemma2.block.norms, gemma2.block.norm_offset), (Norms::BeforeAndAfter, 1.0));
+    assert_eq!((gemma2.logits.softcap, gemma2.embedding_scale), (Some(30.0), 8.0));
+    let gemma3 = read(gemma3::spec, json!({"num_hidden_layers": 7, "rope_theta": null}));
+    assert_eq!(gemma3.layers[4], LayerSpec { window: Some(4096), rope: Some(1) });
+    assert_eq!(gemma3.layers[5], LayerSpec { window: None, rope: Some(0) });
+    assert!(gemma3.ropes[0].inv_freq[1] < gemma3.ropes[1].inv_freq[1]);
+    let granite = read(granite::spec, json!({"logits_scaling": 8, "residual_multiplier": 0.5}));
+    assert_eq!((granite.logits.scale, granite.block.residual_scale, granite.block.scale), (0.125, 0.5, 1.0));
+    let smollm3 = read(smollm3::spec, json!({"num_hidden_layers": 5}));
+    let rotated: Vec<bool> = smollm3.layers.iter().map(|layer| layer.rope.is_some()).collect();
+    assert_eq!(rotated, [true, true, true, false, true]);
+    let olmo2 = read(olmo2::spec, json!({}));
+    assert_eq!((olmo2.block.norms, olmo2.block.head_norms), (Norms::After, HeadNorms::Whole));
+}
+
+#[test]
+fn an_embedding_is_scaled_in_the_type_that_the_checkpoint_declares() {
+    let scale = |key: &str, name: Value| {
+        let config = with(json!({"hidden_size": 640, "num_attention_heads": 4, key: name}));
+        gemma3::spec(&of(&config)).unwrap().embedding_scale
+    };
+    let exact = 640f32.sqrt();
+    assert_eq!(scale("torch_dtype", json!("bfloat16")), 25.25);
+    assert_eq!(scale("dtype", json!("float16")), half::f16::from_f32(exact).to_f32());
+    assert_eq!(scale("dtype", json!("float32")), exact);
+    assert_eq!(scale("dtype", json!(null)), exact);
+}
+
+#[test]
+fn long_contexts_have_their_own_frequencies() {
+    let factors = |long: f64| {
+        json!({"type": "longrope", "short_factor": [1, 1, 1, 1, 1, 1],
+        "long_factor": [long, long, long, long, long, long]})
+    };
+    let config = |scaling: Value| {
+        with(json!({"rope_scaling": scaling, "partial_rotary_factor": 0.75,
+        "max_position_embeddings": 512, "original_max_position_embeddings": 64}))
+    };
+    let spec = phi3::spec(&of(&config(factors(2.0)))).unwrap();
+    let rope = &spec.ropes[0];
+    assert_eq!((rope.frequencies(64).len(), rope.frequencies(65).len()), (6, 6));
+    assert_eq!(rope.frequencies(65)[0], rope.frequencies(64)[0] / 2.0);
+    let expected = (1.0 + 8f64.ln() / 64f64.ln()).sqrt();
+    assert!((f64::from(rope.scale) - expected).abs() < 1e-6);
+    for (scaling, named) in [
+        (json!({"type": "longrope"}), "short_factor"),
+        (json!({"type": "longrope", "short_factor": [1, 1], "long_factor": [1, 1]}), "short_factor"),
+        (factors(0.0), "long_factor"),
+        (json!({"type": "yarn", "factor": 4}), "yarn"),
+    ] {
+        let error = phi3::spec(&of(&config(scaling))).unwrap_err().to_string();
+        assert!(error.contains(named), "{error}");
+    }
+    let odd = with(json!({"partial_rotary_factor": 0.2}));
+    assert!(phi3::spec(&of(&odd)).unwrap_err().to_string().contains("partial_rotary_factor"));
 }
 
 /// Any JSON value of a little depth.
@@ -199,7 +284,7 @@ fn any_value() -> impl Strategy<Value = Value> {
     })
 }
 
-const KEYS: [&str; 20] = [
+const KEYS: [&str; 38] = [
     "hidden_size",
     "intermediate_size",
     "num_hidden_layers",
@@ -220,6 +305,24 @@ const KEYS: [&str; 20] = [
     "mlp_bias",
     "use_sliding_window",
     "layer_types",
+    "mlp_bias",
+    "sliding_window",
+    "sliding_window_pattern",
+    "max_window_layers",
+    "rope_local_base_freq",
+    "query_pre_attn_scalar",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "original_max_position_embeddings",
+    "rope_dimension_count",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "attention_multiplier",
+    "logits_scaling",
+    "no_rope_layers",
+    "no_rope_layer_interval",
+    "hidden_activation",
+    "text_config",
 ];
 
 proptest! {
@@ -229,9 +332,17 @@ proptest! {
         for (key, value) in changes {
             config[KEYS[key]] = value;
         }
-        for spec in [llama(&config), qwen3(&config)].into_iter().flatten() {
+        for (_, read) in KNOWN {
+            let Ok(spec) = read(&of(&config)) else { continue };
             prop_assert_eq!(spec.sizes.heads % spec.sizes.kv_heads, 0);
-            prop_assert_eq!(spec.inv_freq.len() * 2, spec.sizes.head_dim);
+            prop_assert_eq!(spec.layers.len(), spec.sizes.layers);
+            for layer in &spec.layers {
+                prop_assert!(layer.window != Some(0) && layer.rope.is_none_or(|rope| rope < spec.ropes.len()));
+            }
+            for rope in &spec.ropes {
+                prop_assert!(2 * rope.inv_freq.len() <= spec.sizes.head_dim);
+                prop_assert!(rope.inv_freq.iter().all(|frequency| !frequency.is_nan()));
+            }
         }
     }
 }

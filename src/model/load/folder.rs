@@ -12,7 +12,8 @@ use serde_json::Value;
 use super::mapping::Mapping;
 use super::table::{Entry, Span, TensorTable};
 use super::tensor::{RowOrder, TensorType};
-use super::{ModelFiles, facts, malformed};
+use super::{ModelFiles, facts, malformed, missing};
+use crate::model::text::TextModel;
 use crate::types::LoadError;
 use quantization::Quantization;
 use safetensors::{Dtype, Stored};
@@ -40,9 +41,18 @@ pub(super) fn open(path: &Path) -> Result<ModelFiles, LoadError> {
     Ok(ModelFiles { config, tensors, text, path: path.to_owned() })
 }
 
+/// The text side alone.
+pub(super) fn open_text(path: &Path) -> Result<TextModel, LoadError> {
+    text::text_model(path, &required_json(&path.join("config.json"))?)
+}
+
 /// Maps all shards and enters their tensors.
 fn table(path: &Path, quantization: &Quantization, tied: bool) -> Result<TensorTable, LoadError> {
     let (shards, indexed) = shards(path)?;
+    if let Some(missing) = missing(&shards) {
+        let message = format!("of {} files named in {INDEX} these are missing: {missing}", shards.len());
+        return Err(LoadError::NotFound { message });
+    }
     let mut files = Vec::with_capacity(shards.len());
     let mut stored: BTreeMap<String, (usize, Stored)> = BTreeMap::new();
     for (number, shard) in shards.iter().enumerate() {
@@ -95,7 +105,7 @@ fn entries(
             Dtype::Other => {
                 return Err(LoadError::Unsupported {
                     message: format!(
-                        "tensor `{name}` is {}; supported are F32, F16, BF16 and MLX's 4 and 8 bits",
+                        "tensor `{name}` is {}; supported are F32, F16, BF16 and MLX's affine quantisation",
                         tensor.dtype_name
                     ),
                 });

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
@@ -13,6 +13,7 @@ use crate::types::LoadError;
 #[derive(Debug)]
 pub(super) struct Mapping {
     map: Mmap,
+    path: PathBuf,
 }
 
 impl Mapping {
@@ -31,7 +32,12 @@ impl Mapping {
         // process truncates or rewrites the file while it is mapped, which whoever serves a model
         // upholds; downloads are written under another name and renamed.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        Ok(Self { map })
+        Ok(Self { map, path: path.to_owned() })
+    }
+
+    /// The file's name without its folder, for errors.
+    pub fn name(&self) -> String {
+        self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
     /// Lets the process' share of the pages go: what was read counts no longer as its memory. They are

@@ -22,7 +22,7 @@ use crate::types::LoadError;
 
 pub use gguf::ARCHITECTURES;
 pub use table::{TensorFacts, TensorTable};
-pub use tensor::{AffineShape, HostTensor, MetaType, RowOrder, TensorType};
+pub use tensor::{AffineShape, Factors, HostTensor, MetaType, RowOrder, TensorType};
 
 /// A model's files, opened and checked.
 #[derive(Debug)]
@@ -79,19 +79,46 @@ pub fn kind(path: &Path) -> Result<ModelKind, LoadError> {
 /// # Errors
 /// Any [`LoadError`] but `Backend`; never panics on what a file holds.
 pub fn open(path: &Path) -> Result<ModelFiles, LoadError> {
-    match kind(path)? {
+    let mut files = match kind(path)? {
         ModelKind::Gguf => gguf::open(path),
         ModelKind::Folder => folder::open(path),
+    }?;
+    let chat = files.text.chat_facts();
+    files.text.facts.extend(chat);
+    Ok(files)
+}
+
+/// Opens the text side alone: tokenizer, template, ends. Its weights need not be supported, and its
+/// `context` and `facts` may be missing.
+///
+/// # Errors
+/// As [`open`], for what concerns text.
+pub fn open_text(path: &Path) -> Result<TextModel, LoadError> {
+    match kind(path)? {
+        ModelKind::Gguf => gguf::open_text(path),
+        ModelKind::Folder => folder::open_text(path),
     }
 }
 
-/// A model's id in the API: the file's stem or the folder's name.
+/// A model's id in the API: the file's stem (without the number of a part) or the folder's name.
 pub fn model_id(path: &Path) -> String {
     let resolved = if path.file_name().is_none() { path.canonicalize().ok() } else { None };
     let path = resolved.as_deref().unwrap_or(path);
     let is_gguf = path.extension().is_some_and(|ext| ext.eq_ignore_ascii_case("gguf"));
     let name = if is_gguf { path.file_stem() } else { path.file_name() };
-    name.map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+    let name = name.map_or_else(|| "model".into(), |name| name.to_string_lossy());
+    let name = if is_gguf { gguf::model_name(&name) } else { &name };
+    name.to_owned()
+}
+
+/// Those of the files that are not there, in words; `None` where all are.
+fn missing(files: &[PathBuf]) -> Option<String> {
+    const SHOWN: usize = 5;
+    let missing: Vec<&PathBuf> = files.iter().filter(|path| !path.is_file()).collect();
+    let names: Vec<String> = missing.iter().take(SHOWN).map(|path| path.display().to_string()).collect();
+    let more = missing.len().saturating_sub(SHOWN);
+    let and = if more > 0 { format!(" and {more} more") } else { String::new() };
+    (!missing.is_empty()).then(|| format!("{}{and}", names.join(", ")))
 }
 
 /// The format error of a file.

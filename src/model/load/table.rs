@@ -129,7 +129,7 @@ impl TensorTable {
     pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<HostTensor<'_>, LoadError> {
         let slot = self.slot(name)?;
         if slot.entry.shape != [rows, cols] {
-            return Err(wrong_shape(name, &slot.entry, &[rows, cols]));
+            return Err(self.wrong_shape(name, &slot.entry, &[rows, cols]));
         }
         slot.used.store(true, Ordering::Relaxed);
         self.release_read_pages(slot.entry.data.bytes.len());
@@ -152,7 +152,7 @@ impl TensorTable {
     pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
         let slot = self.slot(name)?;
         if slot.entry.shape != [len] {
-            return Err(wrong_shape(name, &slot.entry, &[len]));
+            return Err(self.wrong_shape(name, &slot.entry, &[len]));
         }
         if !slot.entry.kind.is_dense() {
             let kind = slot.entry.kind.describe();
@@ -208,9 +208,25 @@ impl TensorTable {
     }
 
     fn slot(&self, name: &str) -> Result<&Slot, LoadError> {
-        self.slots
-            .get(name)
-            .ok_or_else(|| LoadError::Tensor { name: name.to_owned(), message: "is missing".into() })
+        self.slots.get(name).ok_or_else(|| LoadError::Tensor {
+            name: name.to_owned(),
+            message: match self.files.as_slice() {
+                [file] => format!("is missing from {}", file.name()),
+                files => format!("is missing from all {} files", files.len()),
+            },
+        })
+    }
+
+    fn wrong_shape(&self, name: &str, entry: &Entry, asked: &[usize]) -> LoadError {
+        let also = if entry.file_name == name { String::new() } else { format!("`{}` ", entry.file_name) };
+        let file = self.files.get(entry.data.file).map(Mapping::name).unwrap_or_default();
+        let message = format!(
+            "{also}in {file} has the shape {:?} ({}, {} bytes), the configuration asks for {asked:?}",
+            entry.shape,
+            entry.kind.describe(),
+            entry.data.bytes.len(),
+        );
+        LoadError::Tensor { name: name.to_owned(), message }
     }
 
     fn host<'a>(&'a self, entry: &'a Entry, rows: usize, cols: usize) -> HostTensor<'a> {
@@ -240,15 +256,5 @@ fn matrix_shape(shape: &[usize]) -> Option<(usize, usize)> {
         [cols] if cols > 0 => Some((1, cols)),
         [rows, cols] if rows > 0 && cols > 0 => Some((rows, cols)),
         _ => None,
-    }
-}
-
-fn wrong_shape(name: &str, entry: &Entry, asked: &[usize]) -> LoadError {
-    let also = if entry.file_name == name { String::new() } else { format!(" (`{}`)", entry.file_name) };
-    LoadError::Tensor {
-        name: name.to_owned(),
-        message: format!("{also} has the shape {:?}, the configuration asks for {asked:?}", entry.shape)
-            .trim_start()
-            .to_owned(),
     }
 }

@@ -1,10 +1,14 @@
 //! A matrix (or vector) as it lies in a file: bytes, type, shape, order of rows.
 //!
-//! The only place that knows block layouts. Backends read rows through
+//! With [`blocks`] the only place that knows layouts. Backends read rows through
 //! [`HostTensor::dequantize_row`] (exact f32) or [`HostTensor::affine_row`]
 //! (codes with a scale and a bias a group).
 
+mod blocks;
+
 use half::{bf16, f16};
+
+pub use blocks::Factors;
 
 /// How elements are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,11 +23,21 @@ pub enum TensorType {
     Q4_0,
     /// GGUF: groups of 32, `d · q + m`.
     Q4_1,
+    /// GGUF: groups of 32, `d · (q − 16)`.
+    Q5_0,
+    /// GGUF: groups of 32, `d · q + m`, q of 5 bits.
+    Q5_1,
     /// GGUF: groups of 32, `d · q`, q signed 8 bits.
     Q8_0,
-    /// MLX affine: `scale · q + bias`, codes packed little-endian in u32, scales and biases apart.
+    /// GGUF `Q4_K`: blocks of 256, groups of 32, `d · scale · q − dmin · min`.
+    Q4K,
+    /// GGUF `Q5_K`: likewise, q of 5 bits.
+    Q5K,
+    /// GGUF `Q6_K`: blocks of 256, groups of 16, `d · scale · (q − 32)`.
+    Q6K,
+    /// MLX affine: `scale · q + bias`, codes in consecutive bits from the lowest up, scales and biases apart.
     Affine {
-        /// 4 or 8.
+        /// 2, 3, 4, 5, 6 or 8.
         bits: u8,
         /// 32, 64 or 128.
         group: u16,
@@ -37,7 +51,8 @@ impl TensorType {
     pub fn block(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q8_0 => 32,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
+            Self::Q4K | Self::Q5K | Self::Q6K => 256,
             Self::Affine { group, .. } => usize::from(group),
         }
     }
@@ -49,7 +64,12 @@ impl TensorType {
             Self::F16 | Self::BF16 => 2,
             Self::Q4_0 => 18,
             Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
             Self::Q8_0 => 34,
+            Self::Q4K => 144,
+            Self::Q5K => 176,
+            Self::Q6K => 210,
             Self::Affine { bits, group, .. } => usize::from(bits) * usize::from(group) / 8,
         }
     }
@@ -65,6 +85,23 @@ impl TensorType {
         matches!(self, Self::F32 | Self::F16 | Self::BF16)
     }
 
+    /// The code whose value is 0, where a value is `scale · (code − zero)`; `None` where groups have
+    /// a bias of their own, and for plain floats.
+    pub fn zero_point(self) -> Option<u8> {
+        match self {
+            Self::Q4_0 => Some(8),
+            Self::Q5_0 => Some(16),
+            Self::Q6K => Some(32),
+            Self::Q8_0 => Some(128),
+            _ => None,
+        }
+    }
+
+    /// Whether scales are products of two stored factors ([`Factors`]), which a half cannot hold.
+    pub fn has_factors(self) -> bool {
+        matches!(self, Self::Q4K | Self::Q5K | Self::Q6K)
+    }
+
     /// The type in words, for people.
     pub fn describe(self) -> String {
         match self {
@@ -73,7 +110,12 @@ impl TensorType {
             Self::BF16 => "BF16".into(),
             Self::Q4_0 => "Q4_0".into(),
             Self::Q4_1 => "Q4_1".into(),
+            Self::Q5_0 => "Q5_0".into(),
+            Self::Q5_1 => "Q5_1".into(),
             Self::Q8_0 => "Q8_0".into(),
+            Self::Q4K => "Q4_K".into(),
+            Self::Q5K => "Q5_K".into(),
+            Self::Q6K => "Q6_K".into(),
             Self::Affine { bits, group, .. } => format!("MLX {bits}-bit, groups of {group}"),
         }
     }
@@ -116,7 +158,7 @@ pub enum RowOrder {
 /// What a quantised tensor is in affine terms: `w = scale · code + bias`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AffineShape {
-    /// Of a code: 4 or 8; codes are unsigned.
+    /// Of a code: 2, 3, 4, 5, 6 or 8; codes are unsigned.
     pub bits: u8,
     /// Elements that share a scale and a bias; divides the columns.
     pub group: usize,
@@ -168,82 +210,95 @@ impl<'a> HostTensor<'a> {
             TensorType::F32 => widen(bytes, out, f32::from_le_bytes),
             TensorType::F16 => widen(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
             TensorType::BF16 => widen(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
-            TensorType::Q4_0 => blocks(bytes, out, 18, |block, out| {
-                let d = half_at(block, 0);
-                nibbles(&block[2..], |i, q| out[i] = d * (f32::from(q) - 8.0));
-            }),
-            TensorType::Q4_1 => blocks(bytes, out, 20, |block, out| {
-                let (d, m) = (half_at(block, 0), half_at(block, 2));
-                nibbles(&block[4..], |i, q| out[i] = d * f32::from(q) + m);
-            }),
-            TensorType::Q8_0 => blocks(bytes, out, 34, |block, out| {
-                let d = half_at(block, 0);
-                for (out, &q) in out.iter_mut().zip(&block[2..]) {
-                    *out = d * f32::from(q as i8);
-                }
-            }),
             TensorType::Affine { bits, group, meta } => {
-                let (scales, biases) = self.meta_rows(row, usize::from(group), meta);
-                for (at, out) in out.iter_mut().enumerate() {
-                    let g = at / usize::from(group);
-                    *out = meta_at(scales, g, meta) * f32::from(code_at(bytes, at, bits))
-                        + meta_at(biases, g, meta);
+                let group = usize::from(group);
+                let (scales, biases) = self.meta_rows(row, group, meta);
+                let mut codes = [0; blocks::LARGEST];
+                let stored = bytes.chunks_exact(self.kind.block_bytes()).zip(out.chunks_exact_mut(group));
+                for (g, (bytes, out)) in stored.enumerate() {
+                    unpack(bytes, bits, &mut codes[..group]);
+                    let (scale, bias) = (meta_at(scales, g, meta), meta_at(biases, g, meta));
+                    out.iter_mut().zip(&codes).for_each(|(out, code)| *out = scale * f32::from(*code) + bias);
                 }
             }
+            _ => self.dequantize_blocks(row, out),
+        }
+    }
+
+    fn dequantize_blocks(&self, row: usize, out: &mut [f32]) {
+        let Some(AffineShape { group, .. }) = self.affine() else { return };
+        let (mut codes, len) = ([0; blocks::LARGEST], self.kind.block());
+        for (block, out) in self.blocks(row).zip(out.chunks_exact_mut(len)) {
+            blocks::codes(self.kind, block, &mut codes[..len]);
+            blocks::groups(self.kind, block, |g, scale, bias| {
+                let span = g * group..(g + 1) * group;
+                for (out, code) in out[span.clone()].iter_mut().zip(&codes[span]) {
+                    *out = match self.kind.zero_point() {
+                        Some(zero) => (f32::from(*code) - f32::from(zero)) * scale,
+                        None => f32::from(*code) * scale + bias,
+                    };
+                }
+            });
         }
     }
 
     /// What the tensor is in affine terms; `None` for plain floats.
     pub fn affine(&self) -> Option<AffineShape> {
-        match self.kind {
-            TensorType::F32 | TensorType::F16 | TensorType::BF16 => None,
-            TensorType::Q4_0 | TensorType::Q4_1 => Some(AffineShape { bits: 4, group: 32 }),
-            TensorType::Q8_0 => Some(AffineShape { bits: 8, group: 32 }),
-            TensorType::Affine { bits, group, .. } => Some(AffineShape { bits, group: usize::from(group) }),
-        }
+        let (bits, group) = match self.kind {
+            TensorType::F32 | TensorType::F16 | TensorType::BF16 => return None,
+            TensorType::Q4_0 | TensorType::Q4_1 | TensorType::Q4K => (4, 32),
+            TensorType::Q5_0 | TensorType::Q5_1 | TensorType::Q5K => (5, 32),
+            TensorType::Q6K => (6, 16),
+            TensorType::Q8_0 => (8, 32),
+            TensorType::Affine { bits, group, .. } => (bits, usize::from(group)),
+        };
+        Some(AffineShape { bits, group })
     }
 
     /// A row of the model as codes, one a byte (`[cols]`), with f32 scales and biases
     /// (`[cols / group]` each), exactly. Does nothing for plain floats.
     pub fn affine_row(&self, row: usize, codes: &mut [u8], scales: &mut [f32], biases: &mut [f32]) {
-        let bytes = self.row_bytes(row);
-        let block_bytes = self.kind.block_bytes();
-        let groups = codes.chunks_exact_mut(self.kind.block()).zip(scales).zip(biases);
-        match self.kind {
-            TensorType::F32 | TensorType::F16 | TensorType::BF16 => {}
-            TensorType::Q4_0 => {
-                for (block, ((codes, scale), bias)) in bytes.chunks_exact(block_bytes).zip(groups) {
-                    *scale = half_at(block, 0);
-                    *bias = -8.0 * *scale;
-                    nibbles(&block[2..], |i, q| codes[i] = q);
-                }
+        self.codes_row(row, codes);
+        self.scales_row(row, scales, biases);
+    }
+
+    /// The scales and biases of a row of the model (`[cols / group]` each), exactly in f32. Does
+    /// nothing for plain floats.
+    pub fn scales_row(&self, row: usize, scales: &mut [f32], biases: &mut [f32]) {
+        let Some(AffineShape { group, .. }) = self.affine() else { return };
+        if let TensorType::Affine { meta, .. } = self.kind {
+            let (file_scales, file_biases) = self.meta_rows(row, group, meta);
+            for (g, (scale, bias)) in scales.iter_mut().zip(biases).enumerate() {
+                (*scale, *bias) = (meta_at(file_scales, g, meta), meta_at(file_biases, g, meta));
             }
-            TensorType::Q4_1 => {
-                for (block, ((codes, scale), bias)) in bytes.chunks_exact(block_bytes).zip(groups) {
-                    (*scale, *bias) = (half_at(block, 0), half_at(block, 2));
-                    nibbles(&block[4..], |i, q| codes[i] = q);
-                }
-            }
-            TensorType::Q8_0 => {
-                for (block, ((codes, scale), bias)) in bytes.chunks_exact(block_bytes).zip(groups) {
-                    *scale = half_at(block, 0);
-                    *bias = -128.0 * *scale;
-                    for (code, &q) in codes.iter_mut().zip(&block[2..]) {
-                        // The sign bit flipped is the signed value plus 128.
-                        *code = q ^ 0x80;
-                    }
-                }
-            }
-            TensorType::Affine { bits, group, meta } => {
-                let (file_scales, file_biases) = self.meta_rows(row, usize::from(group), meta);
-                for (g, ((codes, scale), bias)) in groups.enumerate() {
-                    (*scale, *bias) = (meta_at(file_scales, g, meta), meta_at(file_biases, g, meta));
-                    for (i, code) in codes.iter_mut().enumerate() {
-                        *code = code_at(bytes, g * usize::from(group) + i, bits);
-                    }
-                }
-            }
+            return;
         }
+        let per_block = self.kind.block() / group;
+        let groups = scales.chunks_exact_mut(per_block).zip(biases.chunks_exact_mut(per_block));
+        for (block, (scales, biases)) in self.blocks(row).zip(groups) {
+            blocks::groups(self.kind, block, |g, scale, bias| (scales[g], biases[g]) = (scale, bias));
+        }
+    }
+
+    /// The codes of a row of the model, one a byte (`[cols]`). Does nothing for plain floats.
+    pub fn codes_row(&self, row: usize, codes: &mut [u8]) {
+        if let TensorType::Affine { bits, .. } = self.kind {
+            unpack(self.row_bytes(row), bits, codes);
+            return;
+        }
+        for (block, codes) in self.blocks(row).zip(codes.chunks_exact_mut(self.kind.block())) {
+            blocks::codes(self.kind, block, codes);
+        }
+    }
+
+    /// The stored scales of a row of the model, block after block; nothing for types without
+    /// [`Factors`].
+    pub fn factors_row(&self, row: usize) -> impl Iterator<Item = Factors> {
+        self.blocks(row).filter_map(|block| blocks::factors(self.kind, block))
+    }
+
+    fn blocks(&self, row: usize) -> std::slice::ChunksExact<'a, u8> {
+        self.row_bytes(row).chunks_exact(self.kind.block_bytes())
     }
 
     fn meta_rows(&self, row: usize, group: usize, meta: MetaType) -> (&'a [u8], &'a [u8]) {
@@ -266,34 +321,15 @@ fn widen<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) 
     }
 }
 
-fn blocks(bytes: &[u8], out: &mut [f32], block_bytes: usize, mut each: impl FnMut(&[u8], &mut [f32])) {
-    for (block, out) in bytes.chunks_exact(block_bytes).zip(out.chunks_exact_mut(32)) {
-        each(block, out);
+/// Codes in consecutive bits from the lowest up: eight are `bits` whole bytes.
+fn unpack(bytes: &[u8], bits: u8, codes: &mut [u8]) {
+    let mask = (1u64 << bits) - 1;
+    for (bytes, codes) in bytes.chunks_exact(usize::from(bits).max(1)).zip(codes.chunks_exact_mut(8)) {
+        let word = bytes.iter().rev().fold(0u64, |word, byte| word << 8 | u64::from(*byte));
+        for (at, code) in codes.iter_mut().enumerate() {
+            *code = (word >> (at * usize::from(bits)) & mask) as u8;
+        }
     }
-}
-
-/// The 32 codes of 16 bytes: low nibbles first, then high ones.
-fn nibbles(bytes: &[u8], mut each: impl FnMut(usize, u8)) {
-    for (i, &byte) in bytes.iter().take(16).enumerate() {
-        each(i, byte & 15);
-        each(i + 16, byte >> 4);
-    }
-}
-
-fn half_at(bytes: &[u8], at: usize) -> f32 {
-    match bytes.get(at..at + 2) {
-        Some(&[low, high]) => f16::from_le_bytes([low, high]).to_f32(),
-        _ => f32::NAN,
-    }
-}
-
-/// Codes lie from the low bits up in little-endian words, so a byte holds the next ones.
-fn code_at(bytes: &[u8], at: usize, bits: u8) -> u8 {
-    if bits == 8 {
-        return bytes.get(at).copied().unwrap_or(0);
-    }
-    let byte = bytes.get(at / 2).copied().unwrap_or(0);
-    if at.is_multiple_of(2) { byte & 15 } else { byte >> 4 }
 }
 
 fn meta_at(bytes: &[u8], at: usize, meta: MetaType) -> f32 {

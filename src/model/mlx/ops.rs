@@ -7,7 +7,10 @@ use std::rc::Rc;
 
 use mlx_rs::fast::{ScaledDotProductAttentionMask, rms_norm, rope, scaled_dot_product_attention};
 use mlx_rs::ops::indexing::{TryIndexOp, take_axis};
-use mlx_rs::ops::{add, concatenate, multiply, reshape, sigmoid, split_equal, tanh, transpose_axes};
+use mlx_rs::ops::{
+    add, concatenate, erf, expand_dims, matmul, multiply, reshape, select, sigmoid, softmax_axis,
+    split_equal, tanh, transpose_axes,
+};
 use mlx_rs::{Array, Dtype};
 
 use super::kv::MlxKv;
@@ -43,6 +46,12 @@ impl MlxOps {
     ) -> Result<(Array, Array, Array), EngineError> {
         let (heads, kv_heads) = (dim(spec.heads)?, dim(spec.kv_heads)?);
         let all = heads + 2 * kv_heads;
+        let whole = |norm: &Option<Norm<MlxVector>>, heads: usize| {
+            norm.as_ref().is_some_and(|norm| heads > 1 && norm.weight.values.size() == heads * spec.head_dim)
+        };
+        if whole(&spec.q_norm, spec.heads) || whole(&spec.k_norm, spec.kv_heads) {
+            return self.heads_normed_as_one(x, spec, row);
+        }
         // [tokens, heads · d] → [1, heads, tokens, d]
         let x = reshape(x, &[1, dim(row.len)?, all, dim(spec.head_dim)?])
             .and_then(|x| transpose_axes(x, &[0, 2, 1, 3]))
@@ -62,9 +71,41 @@ impl MlxOps {
         Ok((queries, keys, values))
     }
 
+    /// As [`Self::heads_of`], where each norm takes all heads as one.
+    fn heads_normed_as_one(
+        &self,
+        x: &Array,
+        spec: &AttnSpec<MlxVector>,
+        row: &StepRow,
+    ) -> Result<(Array, Array, Array), EngineError> {
+        let (q, kv) = (dim(spec.heads * spec.head_dim)?, dim(spec.kv_heads * spec.head_dim)?);
+        let part = |from: i32, to: i32, norm: &Option<Norm<MlxVector>>| {
+            let part = x.try_index((.., from..to)).map_err(device_error)?;
+            let part = match norm {
+                Some(norm) => rms_norm(&part, Some(&norm.weight.values), norm.eps).map_err(device_error)?,
+                None => part,
+            };
+            reshape(&part, &[1, dim(row.len)?, -1, dim(spec.head_dim)?])
+                .and_then(|part| transpose_axes(part, &[0, 2, 1, 3]))
+                .map_err(device_error)
+        };
+        let queries = self.rotate(part(0, q, &spec.q_norm)?, spec, row)?;
+        let keys = self.rotate(part(q, q + kv, &spec.k_norm)?, spec, row)?;
+        Ok((queries, keys, part(q + kv, q + 2 * kv, &None)?))
+    }
+
     fn rotate(&self, x: Array, spec: &AttnSpec<MlxVector>, row: &StepRow) -> Result<Array, EngineError> {
         let Some(r) = &spec.rope else { return Ok(x) };
         let start = dim(row.start as usize)?;
+        let x = if r.scale == 1.0 {
+            x
+        } else {
+            // Rotation is linear: scaling before it is scaling after it.
+            let factors: Vec<f32> =
+                (0..spec.head_dim).map(|i| if i < r.dims { r.scale } else { 1.0 }).collect();
+            let factors = Array::from_slice(&factors, &[dim(spec.head_dim)?]);
+            factors.as_dtype(x.dtype()).and_then(|factors| multiply(&x, &factors)).map_err(device_error)?
+        };
         rope(&x, dim(r.dims)?, false, None, 1.0, start, &r.inv_freq.inverted).map_err(device_error)
     }
 
@@ -83,8 +124,10 @@ impl MlxOps {
         let first = spec.window.map_or(0, |window| (row.start + 1).saturating_sub(window));
         let (keys, values) = kv.append(row.sequence, layer, row.start, (&keys, &values), first..end)?;
         let windowed = spec.window.is_some_and(|window| end - first > window);
-        let out = if windowed {
-            let mask = window_mask(row, first, spec.window.unwrap_or(u32::MAX))?;
+        let out = if let Some(cap) = spec.softcap {
+            capped_attention(&queries, &keys, &values, spec, cap, &mask_of(row, first, spec.window)?)
+        } else if windowed {
+            let mask = mask_of(row, first, spec.window)?;
             scaled_dot_product_attention(&queries, &keys, &values, spec.scale, &mask, None)
         } else if row.len == 1 {
             let none = None::<ScaledDotProductAttentionMask<'_>>;
@@ -101,7 +144,8 @@ impl MlxOps {
 }
 
 /// `[tokens, visible]`, true where a query may look.
-fn window_mask(row: &StepRow, first: u32, window: u32) -> Result<Array, EngineError> {
+fn mask_of(row: &StepRow, first: u32, window: Option<u32>) -> Result<Array, EngineError> {
+    let window = window.unwrap_or(u32::MAX);
     let len = u32::try_from(row.len).unwrap_or(u32::MAX);
     let visible = row.start + len - first;
     let sees = |query: u32, key: u32| key <= query && query - key < window;
@@ -111,6 +155,31 @@ fn window_mask(row: &StepRow, first: u32, window: u32) -> Result<Array, EngineEr
     Ok(Array::from_slice(&mask, &[dim(row.len)?, dim(visible as usize)?]))
 }
 
+/// Attention whose scores are bent to `cap`: MLX's own has no place for that. Query heads of a
+/// key head form an axis of their own, so that keys and values are not repeated.
+fn capped_attention(
+    queries: &Array,
+    keys: &Array,
+    values: &Array,
+    spec: &AttnSpec<MlxVector>,
+    cap: f32,
+    mask: &Array,
+) -> mlx_rs::error::Result<Array> {
+    let &[_, heads, tokens, width] = queries.shape() else {
+        return Err("queries are four-dimensional".into());
+    };
+    let kv_heads = keys.shape().get(1).copied().unwrap_or(1);
+    let scalar = |value: f32| Array::from_f32(value).as_dtype(queries.dtype());
+    let scaled = multiply(queries, &scalar(spec.scale / cap)?)?;
+    let grouped = reshape(&scaled, &[1, kv_heads, heads / kv_heads, tokens, width])?;
+    let (keys, values) = (expand_dims(keys, 2)?, expand_dims(values, 2)?);
+    let scores = matmul(&grouped, transpose_axes(&keys, &[0, 1, 2, 4, 3])?)?;
+    let bent = multiply(&tanh(&scores)?, &scalar(cap)?)?;
+    let masked = select(mask, &bent, &scalar(f32::NEG_INFINITY)?)?;
+    let weights = softmax_axis(&masked, -1, true)?;
+    reshape(&matmul(&weights, &values)?, &[1, heads, tokens, width])
+}
+
 /// GELU's tanh approximation: `x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`.
 fn gelu_tanh(x: &Array) -> mlx_rs::error::Result<Array> {
     let scalar = |value: f32| Array::from_f32(value).as_dtype(x.dtype());
@@ -118,6 +187,13 @@ fn gelu_tanh(x: &Array) -> mlx_rs::error::Result<Array> {
     let inner = add(x, &multiply(&cube, &scalar(0.044_715)?)?)?;
     let gate = tanh(&multiply(&inner, &scalar((2.0 / std::f32::consts::PI).sqrt())?)?)?;
     multiply(&multiply(x, &scalar(0.5)?)?, &add(&gate, &scalar(1.0)?)?)
+}
+
+/// GELU by the error function: `x/2 · (1 + erf(x/√2))`.
+fn gelu(x: &Array) -> mlx_rs::error::Result<Array> {
+    let scalar = |value: f32| Array::from_f32(value).as_dtype(x.dtype());
+    let bent = erf(&multiply(x, &scalar(std::f32::consts::FRAC_1_SQRT_2)?)?)?;
+    multiply(&multiply(x, &scalar(0.5)?)?, &add(&bent, &scalar(1.0)?)?)
 }
 
 impl Ops for MlxOps {
@@ -170,6 +246,34 @@ impl Ops for MlxOps {
         w.product(&x)
     }
 
+    fn linear(&mut self, x: &Array, w: &MlxWeight) -> Result<Array, EngineError> {
+        w.product(x)
+    }
+
+    fn add_bias(&mut self, x: Array, bias: &MlxVector) -> Result<Array, EngineError> {
+        add(&x, &bias.values).map_err(device_error)
+    }
+
+    fn scale(&mut self, x: Array, by: f32) -> Result<Array, EngineError> {
+        let by = Array::from_f32(by).as_dtype(x.dtype());
+        by.and_then(|by| multiply(&x, &by)).map_err(device_error)
+    }
+
+    fn add_residual(
+        &mut self,
+        x: Array,
+        norm: Option<&Norm<MlxVector>>,
+        by: f32,
+        residual: Array,
+    ) -> Result<Array, EngineError> {
+        let x = match norm {
+            Some(norm) => rms_norm(&x, Some(&norm.weight.values), norm.eps).map_err(device_error)?,
+            None => x,
+        };
+        let x = if by == 1.0 { x } else { self.scale(x, by)? };
+        add(&residual, &x).map_err(device_error)
+    }
+
     fn attend(
         &mut self,
         kv: &mut MlxKv,
@@ -203,6 +307,7 @@ impl Ops for MlxOps {
         let gated = match act {
             Act::Silu => sigmoid(gate).and_then(|s| multiply(gate, &s)),
             Act::GeluTanh => gelu_tanh(gate),
+            Act::Gelu => gelu(gate),
         };
         gated.and_then(|gated| multiply(&gated, up)).map_err(device_error)
     }

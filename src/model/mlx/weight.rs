@@ -2,6 +2,12 @@
 //!
 //! Matrices that are stacked (q·k·v, gate·up) become one array where their formats agree,
 //! else one part a format whose products are concatenated.
+//!
+//! Codes of 2, 3, 4, 5, 6 and 8 bits in groups of 32, 64 and 128 go to MLX's quantised product as they
+//! are. Scales and biases take the activations' type, but those of GGUF's K types stay f32 whatever the
+//! activations: products of a half and a 6-bit integer that no half holds. Such a part's product is then
+//! computed in f32 and cast back. Q6_K has groups of 16, which MLX's product lacks, and is widened to the
+//! activations' type: exact in f32, rounded as any half-precision weight in the half types.
 
 use half::{bf16, f16};
 use mlx_rs::Array;
@@ -24,6 +30,13 @@ impl Numbers {
         match kind {
             MlxType::F32 => Self::F32(Vec::with_capacity(capacity)),
             half => Self::Half(Vec::with_capacity(capacity), half),
+        }
+    }
+
+    fn kind(&self) -> MlxType {
+        match self {
+            Self::F32(_) => MlxType::F32,
+            Self::Half(_, kind) => *kind,
         }
     }
 
@@ -76,7 +89,9 @@ impl MlxPacked {
                 return Err(LoadError::Tensor { name: tensor.name.to_owned(), message });
             }
             match tensor.affine() {
-                Some(shape) if !config.dequantize => packed.push_affine(tensor, shape.bits, shape.group),
+                Some(shape) if !config.dequantize && matches!(shape.group, 32 | 64 | 128) => {
+                    packed.push_affine(tensor, shape.bits, shape.group);
+                }
                 _ => packed.push_dense(tensor),
             }
         }
@@ -98,7 +113,13 @@ impl MlxPacked {
     }
 
     fn push_affine(&mut self, tensor: &HostTensor<'_>, bits: u8, group: usize) {
-        let same = |part: &PackedPart| matches!(part, PackedPart::Affine { bits: b, group: g, .. } if (*b, *g) == (bits, group));
+        let meta = if tensor.kind.has_factors() { MlxType::F32 } else { self.kind };
+        let same = |part: &PackedPart| match part {
+            PackedPart::Affine { bits: b, group: g, scales, .. } => {
+                (*b, *g, scales.kind()) == (bits, group, meta)
+            }
+            PackedPart::Dense { .. } => false,
+        };
         if !self.parts.last().is_some_and(same) {
             let groups = tensor.rows * (tensor.cols / group);
             self.parts.push(PackedPart::Affine {
@@ -106,8 +127,8 @@ impl MlxPacked {
                 bits,
                 group,
                 codes: Vec::with_capacity(tensor.rows * tensor.cols * usize::from(bits) / 32),
-                scales: Numbers::with_capacity(self.kind, groups),
-                biases: Numbers::with_capacity(self.kind, groups),
+                scales: Numbers::with_capacity(meta, groups),
+                biases: Numbers::with_capacity(meta, groups),
             });
         }
         let Some(PackedPart::Affine { rows, codes, scales, biases, .. }) = self.parts.last_mut() else {
@@ -115,14 +136,9 @@ impl MlxPacked {
         };
         let groups = tensor.cols / group;
         let (mut row, mut scale, mut bias) = (vec![0u8; tensor.cols], vec![0f32; groups], vec![0f32; groups]);
-        let per_word = 32 / usize::from(bits);
         for index in 0..tensor.rows {
             tensor.affine_row(index, &mut row, &mut scale, &mut bias);
-            codes.extend(
-                row.chunks_exact(per_word).map(|codes| {
-                    codes.iter().rev().fold(0u32, |word, code| (word << bits) | u32::from(*code))
-                }),
-            );
+            pack_codes(&row, bits, codes);
             scales.extend(&scale);
             biases.extend(&bias);
         }
@@ -137,6 +153,22 @@ impl MlxPacked {
         let cols = self.cols;
         let parts = self.parts.into_iter().map(|part| part.adopt(cols)).collect::<Result<_, _>>()?;
         Ok(MlxWeight { parts, kind: self.kind })
+    }
+}
+
+/// Codes in consecutive bits from the lowest up, as MLX has them; 32 codes are `bits` whole words.
+fn pack_codes(row: &[u8], bits: u8, words: &mut Vec<u32>) {
+    for codes in row.chunks_exact(32) {
+        let (mut pending, mut filled) = (0u64, 0);
+        for code in codes {
+            pending |= u64::from(*code) << filled;
+            filled += bits;
+            if filled >= 32 {
+                words.push(pending as u32);
+                pending >>= 32;
+                filled -= 32;
+            }
+        }
     }
 }
 
@@ -195,15 +227,19 @@ impl MlxWeight {
     pub fn product(&self, x: &Array) -> Result<Array, EngineError> {
         let mut outputs = Vec::with_capacity(self.parts.len());
         for part in &self.parts {
-            outputs.push(
-                match part {
-                    Part::Dense(w) => matmul(x, transpose_axes(w, &[1, 0]).map_err(device_error)?),
-                    Part::Affine { codes, scales, biases, bits, group } => {
-                        quantized_matmul(x, codes, scales, biases, true, *group, *bits)
-                    }
+            let output = match part {
+                Part::Dense(w) => matmul(x, transpose_axes(w, &[1, 0]).map_err(device_error)?),
+                Part::Affine { codes, scales, biases, bits, group } => {
+                    quantized_matmul(x, codes, scales, biases, true, *group, *bits)
                 }
-                .map_err(device_error)?,
-            );
+            }
+            .map_err(device_error)?;
+            // Scales wider than the activations widen the product.
+            let kind = self.kind.dtype();
+            outputs.push(match output.dtype() == kind {
+                true => output,
+                false => output.as_dtype(kind).map_err(device_error)?,
+            });
         }
         match outputs.pop() {
             Some(only) if outputs.is_empty() => Ok(only),

@@ -10,15 +10,16 @@ use crate::types::{ChatMessage, PrepareError};
 const SENTINELS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
 
 /// Messages with the keys that templates know; absent things have no key, except an
-/// assistant's missing `content`, which is null.
-pub(super) fn messages(messages: &[ChatMessage]) -> Value {
-    messages.iter().map(message).collect()
+/// assistant's missing `content`, which is null or, where a template cannot take that, empty.
+pub(super) fn messages(messages: &[ChatMessage], null_content: bool) -> Value {
+    messages.iter().map(|each| message(each, null_content)).collect()
 }
 
-fn message(message: &ChatMessage) -> Value {
+fn message(message: &ChatMessage, null_content: bool) -> Value {
     let mut map = Map::new();
     map.insert("role".into(), message.role.as_str().into());
-    map.insert("content".into(), message.content.clone().into());
+    let missing = if null_content { Value::Null } else { "".into() };
+    map.insert("content".into(), message.content.clone().map_or(missing, Value::from));
     if let Some(reasoning) = &message.reasoning {
         map.insert("reasoning_content".into(), reasoning.clone().into());
     }

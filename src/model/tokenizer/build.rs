@@ -10,11 +10,12 @@ use std::path::Path;
 use serde_json::Value;
 use tokenizers::models::bpe::{BPE, Merges, Vocab};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::{AddedToken, Tokenizer as Encoder};
+use tokenizers::{AddedToken, Tokenizer as Library};
 
 use super::control::{Control, Controls, looks_like_control};
 use super::pretokenizer::{self, Rules};
-use super::{Pieces, Tokenizer, byte_level};
+use super::sentencepiece::{BAR, MAX_PIECE, Piece, SentencePiece, Vocabulary};
+use super::{Encoder, Pieces, Tokenizer, byte_level};
 use crate::types::{LoadError, TokenId};
 
 /// Highest id accepted: a bound on what a hostile file can make us allocate.
@@ -31,6 +32,10 @@ pub enum TokenKind {
     UserDefined,
     /// Never produced, never matched.
     Unused,
+    /// Stands for text that has no token; only in SentencePiece vocabularies. Otherwise as `Control`.
+    Unknown,
+    /// One byte, written `<0xNN>`; only in SentencePiece vocabularies.
+    Byte,
 }
 
 /// An entry of a byte-level vocabulary.
@@ -57,7 +62,64 @@ pub struct BpeParts {
     pub add_bos: Option<bool>,
 }
 
+/// An entry of a SentencePiece vocabulary.
+#[derive(Clone, Debug)]
+pub struct ScoredToken {
+    /// With U+2581 for a space, `<0xNN>` for a byte.
+    pub text: String,
+    /// Its kind.
+    pub kind: TokenKind,
+    /// Of two possible merges the better score goes first.
+    pub score: f32,
+}
+
+/// A SentencePiece vocabulary (merging by score) as GGUF files hold it.
+#[derive(Clone, Debug)]
+pub struct SentencePieceParts {
+    /// By id.
+    pub tokens: Vec<ScoredToken>,
+    /// Begin every text with a space: prompts, and what follows a special token.
+    pub add_space_prefix: bool,
+    /// Take runs of spaces as one.
+    pub remove_extra_whitespaces: bool,
+    /// Beginning of sequence.
+    pub bos: Option<TokenId>,
+    /// Whether prompts begin with it; `None` = they do.
+    pub add_bos: Option<bool>,
+}
+
 impl Tokenizer {
+    /// Builds the tokenizer of a SentencePiece vocabulary. `path` is for errors.
+    ///
+    /// # Errors
+    /// `Format` for a vocabulary that cannot encode every text.
+    pub fn from_sentencepiece(parts: SentencePieceParts, path: &Path) -> Result<Self, LoadError> {
+        let mut pieces = Pieces::default();
+        let mut controls = Vec::new();
+        let mut vocabulary = Vocabulary {
+            add_space_prefix: parts.add_space_prefix,
+            remove_extra_whitespaces: parts.remove_extra_whitespaces,
+            ..Vocabulary::default()
+        };
+        for (id, token) in (0u32..).zip(parts.tokens) {
+            let is_control = matches!(token.kind, TokenKind::Control | TokenKind::Unknown);
+            let byte = (token.kind == TokenKind::Byte).then(|| fallback_byte(&token.text)).flatten();
+            match byte {
+                Some(byte) => pieces.push(&[byte], false),
+                None if is_control => pieces.push(token.text.as_bytes(), true),
+                None => pieces.push(token.text.replace(BAR, " ").as_bytes(), false),
+            }
+            enter(&mut vocabulary, id, &token, byte, path)?;
+            if is_control {
+                controls.push(Control::plain(&token.text, TokenId(id)));
+            }
+        }
+        let encoder = SentencePiece::new(vocabulary).map_err(|message| format_error(path, message))?;
+        let controls = Controls::new(controls).map_err(|message| format_error(path, message))?;
+        let wants_bos = parts.bos.is_some() && parts.add_bos.unwrap_or(true);
+        Ok(Self { encoder: Encoder::SentencePiece(encoder), controls, pieces, bos: parts.bos, wants_bos })
+    }
+
     /// Builds the tokenizer of a byte-level BPE vocabulary. `path` is for errors.
     ///
     /// # Errors
@@ -71,10 +133,10 @@ impl Tokenizer {
         let mut vocab = Vocab::default();
         for (index, token) in parts.tokens.iter().enumerate() {
             let id = index as u32;
-            let control = token.kind == TokenKind::Control;
+            let control = matches!(token.kind, TokenKind::Control | TokenKind::Unknown);
             let bytes = match token.kind {
-                TokenKind::Normal | TokenKind::Unused => byte_level::decode(&token.text),
-                TokenKind::Control | TokenKind::UserDefined => None,
+                TokenKind::Normal | TokenKind::Unused | TokenKind::Byte => byte_level::decode(&token.text),
+                TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined => None,
             };
             pieces.push(bytes.as_deref().unwrap_or(token.text.as_bytes()), control);
             // The first of two equal texts wins: ids of the second are never produced.
@@ -82,14 +144,14 @@ impl Tokenizer {
             if control {
                 controls.push(Control::plain(&token.text, TokenId(id)));
             }
-            if matches!(token.kind, TokenKind::Control | TokenKind::UserDefined) {
+            if control || token.kind == TokenKind::UserDefined {
                 added.push(AddedToken::from(token.text.clone(), control).normalized(false));
             }
         }
         let merges = parts.merges;
         let encoder = fenced(path, || bpe_encoder(vocab, merges, rules, &added))?;
         let controls = Controls::new(controls).map_err(|message| format_error(path, message))?;
-        Ok(Self { encoder, controls, pieces, bos: parts.bos, wants_bos })
+        Ok(Self { encoder: Encoder::Library(Box::new(encoder)), controls, pieces, bos: parts.bos, wants_bos })
     }
 
     /// Builds the tokenizer of a `tokenizer.json`. `bos` and `eos` are these tokens' texts, `add_bos`
@@ -111,9 +173,9 @@ impl Tokenizer {
         let mut encoder = if mark_controls(&mut document, &[bos, eos]) {
             let json =
                 serde_json::to_vec(&document).map_err(|error| format_error(path, error.to_string()))?;
-            fenced(path, || Encoder::from_bytes(&json))?
+            fenced(path, || Library::from_bytes(&json))?
         } else {
-            fenced(path, || Encoder::from_bytes(json))?
+            fenced(path, || Library::from_bytes(json))?
         };
         // Truncation and padding are for training batches, not for prompts.
         encoder.with_padding(None);
@@ -134,7 +196,12 @@ impl Tokenizer {
         for id in 0..size {
             match (added.get(&id), by_id.get(&id)) {
                 (Some(token), _) => {
-                    pieces.push(token.content.as_bytes(), token.special);
+                    // Runs of spaces are added tokens in some vocabularies.
+                    let text = match alphabet {
+                        Alphabet::ByteFallback if !token.special => token.content.replace(BAR, " "),
+                        _ => token.content.clone(),
+                    };
+                    pieces.push(text.as_bytes(), token.special);
                     if token.special {
                         controls.push(Control {
                             text: token.content.clone(),
@@ -159,7 +226,7 @@ impl Tokenizer {
         };
         encoder.set_encode_special_tokens(true);
         let controls = Controls::new(controls).map_err(|message| format_error(path, message))?;
-        Ok(Self { encoder, controls, pieces, bos, wants_bos })
+        Ok(Self { encoder: Encoder::Library(Box::new(encoder)), controls, pieces, bos, wants_bos })
     }
 }
 
@@ -176,6 +243,40 @@ fn mark_controls(document: &mut Value, declared: &[Option<&str>]) -> bool {
         }
     }
     marked
+}
+
+/// Enters a token of a SentencePiece vocabulary where text can become it. The first of two equal
+/// texts wins: ids of the second are never produced.
+fn enter(
+    vocabulary: &mut Vocabulary,
+    id: u32,
+    token: &ScoredToken,
+    byte: Option<u8>,
+    path: &Path,
+) -> Result<(), LoadError> {
+    match token.kind {
+        TokenKind::Control => {}
+        TokenKind::Unknown => vocabulary.unknown = vocabulary.unknown.or(Some(id)),
+        TokenKind::UserDefined => vocabulary.user_defined.push((token.text.replace(' ', "\u{2581}"), id)),
+        TokenKind::Byte => {
+            let byte = byte.ok_or_else(|| {
+                format_error(path, format!("token {id} is said to be a byte; `{}` is none", token.text))
+            })?;
+            vocabulary.bytes.entry(byte).or_insert(id);
+        }
+        TokenKind::Normal | TokenKind::Unused => {
+            let unused = token.kind == TokenKind::Unused;
+            if !unused && token.text.len() > MAX_PIECE {
+                let message = format!("token {id} has {} bytes; {MAX_PIECE} are the most", token.text.len());
+                return Err(format_error(path, message));
+            }
+            // What is not a number is no reason to merge early.
+            let score = if token.score.is_nan() { f32::NEG_INFINITY } else { token.score };
+            let piece = Piece { id, score, unused };
+            vocabulary.pieces.entry(token.text.as_str().into()).or_insert(piece);
+        }
+    }
+    Ok(())
 }
 
 impl Control {
@@ -225,7 +326,8 @@ impl Alphabet {
     }
 }
 
-fn fallback_byte(token: &str) -> Option<u8> {
+/// The byte that a token `<0xNN>` stands for.
+pub(crate) fn fallback_byte(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok()).flatten()
 }
@@ -235,9 +337,9 @@ fn bpe_encoder(
     merges: Merges,
     rules: Rules,
     added: &[AddedToken],
-) -> tokenizers::Result<Encoder> {
+) -> tokenizers::Result<Library> {
     let model = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(rules.ignore_merges).build()?;
-    let mut encoder = Encoder::new(model);
+    let mut encoder = Library::new(model);
     encoder.with_normalizer(rules.normalizer);
     encoder.with_pre_tokenizer(Some(rules.pre_tokenizer));
     encoder.with_decoder(Some(ByteLevel::default()));

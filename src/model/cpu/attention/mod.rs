@@ -11,7 +11,7 @@ use super::linear::Machine;
 use super::math::RmsNormInPlace;
 use super::rope::RopeTable;
 use super::simd::{Kernel, Simd, dispatch};
-use crate::model::ops::{AttnSpec, LayerId, Step};
+use crate::model::ops::{AttnSpec, LayerId, Norm, Step};
 use crate::types::EngineError;
 
 mod span;
@@ -87,10 +87,11 @@ fn check(
         return fail(format!("{} query heads over {} key heads", spec.heads, spec.kv_heads));
     }
     let rope_fits = spec.rope.as_ref().is_none_or(|rope| 2 * rope.inv_freq.len() <= spec.head_dim);
-    let norms = [&spec.q_norm, &spec.k_norm];
-    if !rope_fits
-        || norms.iter().any(|norm| norm.as_ref().is_some_and(|norm| norm.weight.len() != spec.head_dim))
-    {
+    let misfits = |norm: &Option<Norm<Vector>>, heads: usize| {
+        let widths = [spec.head_dim, heads * spec.head_dim];
+        norm.as_ref().is_some_and(|norm| !widths.contains(&norm.weight.len()))
+    };
+    if !rope_fits || misfits(&spec.q_norm, spec.heads) || misfits(&spec.k_norm, spec.kv_heads) {
         return fail(format!("norms or frequencies do not fit heads of {}", spec.head_dim));
     }
     let mut next = 0;
@@ -188,11 +189,15 @@ impl Pass<'_> {
         let qkv =
             unsafe { std::slice::from_raw_parts_mut(self.qkv.add(token * self.stride()), self.stride()) };
         let (turned, values) = qkv.split_at_mut((heads + kv_heads) * d);
-        for (index, head) in turned.chunks_exact_mut(d).enumerate() {
-            let norm = if index < heads { &self.spec.q_norm } else { &self.spec.k_norm };
-            if let Some(norm) = norm {
-                dispatch(self.machine.path, RmsNormInPlace { x: head, weight: &norm.weight, eps: norm.eps });
+        let (queries, keys) = turned.split_at_mut(heads * d);
+        for (part, norm) in [(queries, &self.spec.q_norm), (keys, &self.spec.k_norm)] {
+            let Some(norm) = norm else { continue };
+            // A norm as wide as all heads takes them as one.
+            for x in part.chunks_exact_mut(norm.weight.len()) {
+                dispatch(self.machine.path, RmsNormInPlace { x, weight: &norm.weight, eps: norm.eps });
             }
+        }
+        for head in turned.chunks_exact_mut(d) {
             if let Some(rope) = self.rope {
                 dispatch(self.machine.path, Rotate { rope, head, position });
             }
@@ -224,6 +229,7 @@ impl Pass<'_> {
             position: item.row.start + item.token,
             window: self.spec.window.map(|window| window as usize),
             scale: self.spec.scale,
+            softcap: self.spec.softcap,
             blocks: &self.blocks[item.row.blocks..],
             // SAFETY: both are inside their buffers, whose lengths `attend` checked.
             q: unsafe { self.qkv.add(first * self.stride() + column) },

@@ -9,7 +9,7 @@
 use std::cell::RefCell;
 
 use super::super::kv::{BLOCK_TOKENS, BlockLayout};
-use super::super::math::{exp, exp_one};
+use super::super::math::{exp, exp_one, softcapped};
 use super::super::simd::{Kernel, LANES, Simd, SimdPath, dispatch, tree_sum};
 use crate::config::KvType;
 
@@ -34,6 +34,7 @@ pub(super) struct Queries<'a> {
     pub(super) position: usize,
     pub(super) window: Option<usize>,
     pub(super) scale: f32,
+    pub(super) softcap: Option<f32>,
     /// The row's blocks.
     pub(super) blocks: &'a [*mut u8],
     /// First query; a token's query heads follow each other.
@@ -320,8 +321,10 @@ impl Queries<'_> {
             }
             for i in 0..N {
                 let (halves, _) = scores[i][chunk..chunk + WIDE].as_chunks_mut::<LANES>();
-                s.store(s.mul(sums[i][0], scale), &mut halves[0]);
-                s.store(s.mul(sums[i][1], scale), &mut halves[1]);
+                for (half, sum) in halves.iter_mut().zip(sums[i]) {
+                    let score = s.mul(sum, scale);
+                    s.store(self.softcap.map_or(score, |cap| softcapped(s, score, cap)), half);
+                }
             }
         }
     }

@@ -18,6 +18,8 @@ pub struct Int8Rows {
     pub scales: Vec<f32>,
     /// `[tokens][cols / 32]`: sum of the codes.
     pub sums: Vec<i32>,
+    /// `[tokens][cols / 32]`: sum of the first 16 codes, for weights with scales for 16 columns.
+    pub half_sums: Vec<i32>,
     /// `[tokens][cols / 32]`: `scale · sum`, for weights with a bias.
     pub scaled_sums: Vec<f32>,
     /// Columns.
@@ -32,6 +34,7 @@ impl Int8Rows {
         self.codes.resize(tokens * cols, 0);
         self.scales.resize(groups, 0.0);
         self.sums.resize(groups, 0);
+        self.half_sums.resize(groups, 0);
         self.scaled_sums.resize(groups, 0.0);
     }
 
@@ -47,6 +50,7 @@ impl Int8Rows {
             codes: self.codes.as_mut_ptr(),
             scales: self.scales.as_mut_ptr(),
             sums: self.sums.as_mut_ptr(),
+            half_sums: self.half_sums.as_mut_ptr(),
             scaled_sums: self.scaled_sums.as_mut_ptr(),
             cols: self.cols,
             groups,
@@ -62,6 +66,7 @@ pub struct DisjointInt8Rows<'a> {
     codes: *mut i8,
     scales: *mut f32,
     sums: *mut i32,
+    half_sums: *mut i32,
     scaled_sums: *mut f32,
     cols: usize,
     groups: usize,
@@ -90,6 +95,7 @@ impl DisjointInt8Rows<'_> {
                 codes: from_raw_parts_mut(self.codes.add(code), self.cols),
                 scales: from_raw_parts_mut(self.scales.add(group), self.groups),
                 sums: from_raw_parts_mut(self.sums.add(group), self.groups),
+                half_sums: from_raw_parts_mut(self.half_sums.add(group), self.groups),
                 scaled_sums: from_raw_parts_mut(self.scaled_sums.add(group), self.groups),
             }
         }
@@ -102,6 +108,7 @@ pub struct Int8Row<'a> {
     codes: &'a mut [i8],
     scales: &'a mut [f32],
     sums: &'a mut [i32],
+    half_sums: &'a mut [i32],
     scaled_sums: &'a mut [f32],
 }
 
@@ -141,8 +148,11 @@ impl Kernel for Round<'_> {
                 taint += taints[i];
             }
             let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-            let mut sum = 0;
-            for (chunk, codes) in chunks.iter().zip(codes.chunks_exact_mut(LANES)) {
+            let (mut sum, mut half_sum) = (0, 0);
+            for (index, (chunk, codes)) in chunks.iter().zip(codes.chunks_exact_mut(LANES)).enumerate() {
+                if index == GROUP / 2 / LANES {
+                    half_sum = sum;
+                }
                 let scaled = s.mul(s.load(chunk), s.splat(inverse));
                 let rounded = s.sub(s.add(scaled, s.splat(ROUND)), s.splat(ROUND));
                 // The bounds hold anyway for numbers; they keep infinities and NaN in range on every path.
@@ -156,6 +166,7 @@ impl Kernel for Round<'_> {
             let scale = largest / 127.0 + taint;
             row.scales[g] = scale;
             row.sums[g] = sum;
+            row.half_sums[g] = half_sum;
             row.scaled_sums[g] = scale * sum as f32;
         }
     }

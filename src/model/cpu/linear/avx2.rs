@@ -1,21 +1,26 @@
 //! The int8 product with AVX2; bit for bit [`super::portable`]. x86-64 only.
 //!
-//! 4-bit codes: eight unsigned-by-signed products of pairs are summed in 16 bits, which cannot overflow:
-//! 8 · 2 · 15 · 127 = 30,480. 8-bit codes are made signed and multiplied as `|w| · (x with w's sign)`: one
-//! pair is at most 2 · 128 · 127 = 32,512, then widened at once.
+//! Unsigned-by-signed products of pairs are summed in 16 bits as far as that cannot overflow: all eight of
+//! a group with 4-bit codes (8 · 2 · 15 · 127 = 30,480), four with 5 bits (4 · 2 · 31 · 127 = 31,496), two
+//! with 6 bits (2 · 2 · 63 · 127 = 32,004). 8-bit codes are made signed and multiplied as
+//! `|w| · (x with w's sign)`: one pair is at most 2 · 128 · 127 = 32,512, then widened at once.
 
 use std::arch::x86_64::*;
 
-use super::super::weight::{GROUP, PANEL_ROWS, ScaleType};
+use super::super::weight::{GROUP, PANEL_ROWS, Quantised, Scales};
 use super::Int8Panel;
+
+mod sixteens;
 
 /// Products of one panel with `tile.len()` tokens, at most 8, from `token` on.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn product(panel: &Int8Panel<'_>, token: usize, tile: &mut [[f32; PANEL_ROWS]]) {
-    if panel.format.bits == 4 {
-        by_tokens::<4>(panel, token, tile);
-    } else {
-        by_tokens::<8>(panel, token, tile);
+    match (panel.format.scales, panel.format.bits) {
+        (Scales::Factors16, _) => sixteens::product(panel, token, tile),
+        (_, 4) => by_tokens::<4>(panel, token, tile),
+        (_, 5) => by_tokens::<5>(panel, token, tile),
+        (_, 6) => by_tokens::<6>(panel, token, tile),
+        _ => by_tokens::<8>(panel, token, tile),
     }
 }
 
@@ -62,7 +67,7 @@ fn half_by_tokens<const BITS: u8>(
     let groups = x.groups();
     let (code_bytes, block_bytes) = (q.code_bytes(), q.block_bytes());
     let zero = i32::from(q.zero.unwrap_or(0));
-    let offset = _mm256_set1_epi32(if BITS == 4 { -zero } else { 128 - zero });
+    let offset = _mm256_set1_epi32(if BITS == 8 { 128 - zero } else { -zero });
     let ones = _mm256_set1_epi16(1);
     assert!(x.scales.len() >= (token + tile.len()) * groups, "activations of every token");
     for out in tile.iter_mut() {
@@ -71,9 +76,8 @@ fn half_by_tokens<const BITS: u8>(
     let mut group = 0;
     for block in panel.bytes.chunks_exact(block_bytes) {
         let scales = &block[q.spans * code_bytes..];
-        let scale = eight_scales(q.scale, scales, half);
-        let bias = if q.zero.is_none() { eight_scales(q.scale, scales, 2 + half) } else { scale };
         for span in 0..q.spans {
+            let [scale, bias] = eight_scales(q, scales, span, half);
             let codes = &block[span * code_bytes..(span + 1) * code_bytes];
             let w = unpack::<BITS>(codes, half);
             for (i, out) in tile.iter_mut().enumerate() {
@@ -83,7 +87,7 @@ fn half_by_tokens<const BITS: u8>(
                 unsafe {
                     let dots = dot::<BITS>(&w, x.codes.as_ptr().add(GROUP * at), ones);
                     let sum = _mm256_mullo_epi32(_mm256_set1_epi32(*x.sums.get_unchecked(at)), offset);
-                    let dots = if BITS == 4 && q.zero.is_none() { dots } else { _mm256_add_epi32(dots, sum) };
+                    let dots = if BITS != 8 && q.zero.is_none() { dots } else { _mm256_add_epi32(dots, sum) };
                     let x_scale = _mm256_set1_ps(*x.scales.get_unchecked(at));
                     let place = out.as_mut_ptr().add(8 * half);
                     let scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(dots), x_scale);
@@ -104,17 +108,46 @@ fn half_by_tokens<const BITS: u8>(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn unpack<const BITS: u8>(codes: &[u8], half: usize) -> [__m256i; 8] {
+    // SAFETY: a group's codes are 64 · BITS bytes, `chunk < BITS` and `half < 2`: 32 bytes follow.
+    let load = |chunk: usize| unsafe {
+        debug_assert!(64 * chunk + 64 <= codes.len());
+        _mm256_loadu_si256(codes.as_ptr().add(64 * chunk + 32 * half).cast())
+    };
     let mut w = [_mm256_setzero_si256(); 8];
-    let chunks = if BITS == 4 { 4 } else { 8 };
-    for chunk in 0..chunks {
-        // SAFETY: a group's codes are `chunks` · 64 bytes and `half < 2`: 32 bytes follow.
-        let bytes = unsafe { _mm256_loadu_si256(codes.as_ptr().add(64 * chunk + 32 * half).cast()) };
-        if BITS == 4 {
-            let mask = _mm256_set1_epi8(15);
-            w[chunk] = _mm256_and_si256(bytes, mask);
-            w[chunk + 4] = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), mask);
-        } else {
-            w[chunk] = _mm256_xor_si256(bytes, _mm256_set1_epi8(-128));
+    if BITS == 8 {
+        for chunk in 0..8 {
+            w[chunk] = _mm256_xor_si256(load(chunk), _mm256_set1_epi8(-128));
+        }
+        return w;
+    }
+    let mask = _mm256_set1_epi8(15);
+    for chunk in 0..4 {
+        let bytes = load(chunk);
+        w[chunk] = _mm256_and_si256(bytes, mask);
+        w[chunk + 4] = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), mask);
+    }
+    // The upper bits are shifted to the fifth place; what crosses into a neighbouring byte is masked off.
+    if BITS == 5 {
+        let plane = load(4);
+        let at_fifth = |plane: __m256i| _mm256_and_si256(plane, _mm256_set1_epi8(0x10));
+        w[0] = _mm256_or_si256(w[0], at_fifth(_mm256_slli_epi16::<4>(plane)));
+        w[1] = _mm256_or_si256(w[1], at_fifth(_mm256_slli_epi16::<3>(plane)));
+        w[2] = _mm256_or_si256(w[2], at_fifth(_mm256_slli_epi16::<2>(plane)));
+        w[3] = _mm256_or_si256(w[3], at_fifth(_mm256_slli_epi16::<1>(plane)));
+        w[4] = _mm256_or_si256(w[4], at_fifth(plane));
+        w[5] = _mm256_or_si256(w[5], at_fifth(_mm256_srli_epi16::<1>(plane)));
+        w[6] = _mm256_or_si256(w[6], at_fifth(_mm256_srli_epi16::<2>(plane)));
+        w[7] = _mm256_or_si256(w[7], at_fifth(_mm256_srli_epi16::<3>(plane)));
+    }
+    if BITS == 6 {
+        for part in 0..2 {
+            let plane = load(4 + part);
+            let at_fifth = |plane: __m256i| _mm256_and_si256(plane, _mm256_set1_epi8(0x30));
+            let w = &mut w[4 * part..4 * part + 4];
+            w[0] = _mm256_or_si256(w[0], at_fifth(_mm256_slli_epi16::<4>(plane)));
+            w[1] = _mm256_or_si256(w[1], at_fifth(_mm256_slli_epi16::<2>(plane)));
+            w[2] = _mm256_or_si256(w[2], at_fifth(plane));
+            w[3] = _mm256_or_si256(w[3], at_fifth(_mm256_srli_epi16::<2>(plane)));
         }
     }
     w
@@ -131,7 +164,7 @@ unsafe fn dot<const BITS: u8>(w: &[__m256i; 8], x: *const i8, ones: __m256i) -> 
     for c in 0..8 {
         // SAFETY: the caller vouches for 32 codes.
         let x = _mm256_set1_epi32(unsafe { x.cast::<i32>().add(c).read_unaligned() });
-        products[c] = if BITS == 4 {
+        products[c] = if BITS != 8 {
             _mm256_maddubs_epi16(w[c], x)
         } else {
             _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(w[c]), _mm256_sign_epi8(x, w[c])), ones)
@@ -139,15 +172,23 @@ unsafe fn dot<const BITS: u8>(w: &[__m256i; 8], x: *const i8, ones: __m256i) -> 
     }
     // Integer sums are exact in any order; a tree is the shortest wait.
     let [a, b, c, d, e, f, g, h] = products;
-    if BITS == 4 {
-        let left = _mm256_add_epi16(_mm256_add_epi16(a, b), _mm256_add_epi16(c, d));
-        let right = _mm256_add_epi16(_mm256_add_epi16(e, f), _mm256_add_epi16(g, h));
-        _mm256_madd_epi16(_mm256_add_epi16(left, right), ones)
-    } else {
+    if BITS == 8 {
         let left = _mm256_add_epi32(_mm256_add_epi32(a, b), _mm256_add_epi32(c, d));
         let right = _mm256_add_epi32(_mm256_add_epi32(e, f), _mm256_add_epi32(g, h));
-        _mm256_add_epi32(left, right)
+        return _mm256_add_epi32(left, right);
     }
+    let pairs =
+        [_mm256_add_epi16(a, b), _mm256_add_epi16(c, d), _mm256_add_epi16(e, f), _mm256_add_epi16(g, h)];
+    let widen = |sum: __m256i| _mm256_madd_epi16(sum, ones);
+    if BITS == 6 {
+        let left = _mm256_add_epi32(widen(pairs[0]), widen(pairs[1]));
+        return _mm256_add_epi32(left, _mm256_add_epi32(widen(pairs[2]), widen(pairs[3])));
+    }
+    let (left, right) = (_mm256_add_epi16(pairs[0], pairs[1]), _mm256_add_epi16(pairs[2], pairs[3]));
+    if BITS == 5 {
+        return _mm256_add_epi32(widen(left), widen(right));
+    }
+    widen(_mm256_add_epi16(left, right))
 }
 
 /// `M` tokens by `H` halves (eight rows each) from half `first` on; sums stay in registers.
@@ -164,22 +205,18 @@ fn pass<const BITS: u8, const M: usize, const H: usize>(
     let (code_bytes, block_bytes) = (q.code_bytes(), q.block_bytes());
     let zero = i32::from(q.zero.unwrap_or(0));
     // 8-bit codes are multiplied as code − 128.
-    let offset = if BITS == 4 { -zero } else { 128 - zero };
+    let offset = if BITS == 8 { 128 - zero } else { -zero };
     debug_assert_eq!(panel.bytes.len(), groups / q.spans * block_bytes);
     debug_assert!(x.scales.len() >= (token + M) * groups);
     let mut sums = [[_mm256_setzero_ps(); H]; M];
     let mut group = 0;
     for block in panel.bytes.chunks_exact(block_bytes) {
         let scales = &block[q.spans * code_bytes..];
-        let mut scale = [_mm256_setzero_ps(); H];
-        let mut bias = [_mm256_setzero_ps(); H];
-        for h in 0..H {
-            scale[h] = eight_scales(q.scale, scales, first + h);
-            if q.zero.is_none() {
-                bias[h] = eight_scales(q.scale, scales, 2 + first + h);
-            }
-        }
         for span in 0..q.spans {
+            let mut scale = [[_mm256_setzero_ps(); 2]; H];
+            for h in 0..H {
+                scale[h] = eight_scales(q, scales, span, first + h);
+            }
             let codes = &block[span * code_bytes..(span + 1) * code_bytes];
             let dots = dots::<BITS, M, H>(panel, codes, token, group, first);
             for i in 0..M {
@@ -188,12 +225,12 @@ fn pass<const BITS: u8, const M: usize, const H: usize>(
                 let x_scale = _mm256_set1_ps(x.scales[at]);
                 for h in 0..H {
                     let dot = _mm256_cvtepi32_ps(_mm256_add_epi32(dots[i][h], shift));
-                    sums[i][h] = _mm256_fmadd_ps(_mm256_mul_ps(dot, x_scale), scale[h], sums[i][h]);
+                    sums[i][h] = _mm256_fmadd_ps(_mm256_mul_ps(dot, x_scale), scale[h][0], sums[i][h]);
                 }
                 if q.zero.is_none() {
                     let x_sum = _mm256_set1_ps(x.scaled_sums[at]);
                     for h in 0..H {
-                        sums[i][h] = _mm256_fmadd_ps(bias[h], x_sum, sums[i][h]);
+                        sums[i][h] = _mm256_fmadd_ps(scale[h][1], x_sum, sums[i][h]);
                     }
                 }
             }
@@ -203,7 +240,7 @@ fn pass<const BITS: u8, const M: usize, const H: usize>(
     sums
 }
 
-/// Sums of code products of one group: codes as stored (4 bits) or minus 128 (8 bits).
+/// Sums of code products of one group: codes as stored, or minus 128 for 8 bits.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn dots<const BITS: u8, const M: usize, const H: usize>(
@@ -216,6 +253,18 @@ fn dots<const BITS: u8, const M: usize, const H: usize>(
     let cols = panel.x.cols;
     let ones = _mm256_set1_epi16(1);
     let mut sums = [[_mm256_setzero_si256(); H]; M];
+    if BITS == 5 || BITS == 6 {
+        for h in 0..H {
+            let w = unpack::<BITS>(codes, first + h);
+            for i in 0..M {
+                let at = (token + i) * cols + GROUP * group;
+                debug_assert!(at + GROUP <= panel.x.codes.len());
+                // SAFETY: `Int8Panel::new` saw that the tokens' codes are there: a token's `cols` hold this group.
+                sums[i][h] = unsafe { dot::<BITS>(&w, panel.x.codes.as_ptr().add(at), ones) };
+            }
+        }
+        return sums;
+    }
     let chunks = if BITS == 4 { 4 } else { 8 };
     for chunk in 0..chunks {
         for h in 0..H {
@@ -262,16 +311,66 @@ fn four_codes(codes: &[i8], at: usize) -> __m256i {
     _mm256_set1_epi32(unsafe { codes.as_ptr().add(at).cast::<i32>().read_unaligned() })
 }
 
-/// Eight scales, the `index`-th eight of a block's scales and biases.
+/// Scales and biases of eight rows for the `span`-th 32 columns of a block; biases are of no matter
+/// where there are none.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn eight_scales(kind: ScaleType, scales: &[u8], index: usize) -> __m256 {
-    let bytes = &scales[index * 8 * kind.bytes()..(index + 1) * 8 * kind.bytes()];
-    // SAFETY: the slice holds eight of them.
-    unsafe {
-        match kind {
-            ScaleType::F16 => _mm256_cvtph_ps(_mm_loadu_si128(bytes.as_ptr().cast())),
-            ScaleType::F32 => _mm256_loadu_ps(bytes.as_ptr().cast()),
+fn eight_scales(q: &Quantised, scales: &[u8], span: usize, half: usize) -> [__m256; 2] {
+    let has_bias = q.zero.is_none();
+    match q.scales {
+        Scales::F16 => {
+            let scale = eight_halves(scales, half);
+            [scale, if has_bias { eight_halves(scales, 2 + half) } else { scale }]
+        }
+        Scales::F32 => {
+            let scale = eight_singles(scales, half);
+            [scale, if has_bias { eight_singles(scales, 2 + half) } else { scale }]
+        }
+        Scales::Factors32 | Scales::Factors16 => {
+            let [factors, mins] = q.factors_at();
+            let scale =
+                _mm256_mul_ps(eight_halves(scales, half), eight_integers(scales, factors, span, half));
+            if !has_bias {
+                return [scale, scale];
+            }
+            let min = _mm256_mul_ps(eight_halves(scales, 2 + half), eight_integers(scales, mins, span, half));
+            [scale, _mm256_xor_ps(min, _mm256_set1_ps(-0.0))]
         }
     }
+}
+
+/// The `index`-th eight halves.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn eight_halves(scales: &[u8], index: usize) -> __m256 {
+    let bytes = &scales[16 * index..16 * index + 16];
+    // SAFETY: the slice holds eight of them.
+    unsafe { _mm256_cvtph_ps(_mm_loadu_si128(bytes.as_ptr().cast())) }
+}
+
+/// The `index`-th eight singles.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn eight_singles(scales: &[u8], index: usize) -> __m256 {
+    let bytes = &scales[32 * index..32 * index + 32];
+    // SAFETY: the slice holds eight of them.
+    unsafe { _mm256_loadu_ps(bytes.as_ptr().cast()) }
+}
+
+/// The integer factors of a group in eight rows, unsigned; `at` is where the integers begin.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn eight_integers(scales: &[u8], at: usize, group: usize, half: usize) -> __m256 {
+    let words = eight_words(scales, at, group, half);
+    let shifted = _mm256_srl_epi32(words, _mm_cvtsi32_si128(8 * (group as i32 % 4)));
+    _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32(255)))
+}
+
+/// The words of eight rows that hold a group's integer factors and those of its three neighbours.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn eight_words(scales: &[u8], at: usize, group: usize, half: usize) -> __m256i {
+    let bytes = &scales[at + 64 * (group / 4) + 32 * half..][..32];
+    // SAFETY: the slice holds eight words.
+    unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
 }

@@ -75,7 +75,7 @@ impl<'a> Int8Panel<'a> {
         let groups = tokens * x.groups();
         assert_eq!(bytes.len(), Format::Quantised(format).panel_bytes(x.cols), "a whole panel");
         assert!(x.cols.is_multiple_of(GROUP) && x.codes.len() >= tokens * x.cols, "codes of every token");
-        let metadata = [x.scales.len(), x.sums.len(), x.scaled_sums.len()];
+        let metadata = [x.scales.len(), x.sums.len(), x.half_sums.len(), x.scaled_sums.len()];
         assert!(metadata.iter().all(|len| *len >= groups), "scales of every token");
         Self { bytes, format, x }
     }

@@ -4,7 +4,7 @@
 //! Written once over [`Simd`]; a lane is a row. The activations stay f32.
 
 use super::super::simd::{Kernel, LANES, Simd};
-use super::super::weight::{Format, PANEL_ROWS, Quantised, ScaleType};
+use super::super::weight::{Format, GROUP, PANEL_ROWS, Quantised, Scales};
 
 /// Most tokens of one pass.
 pub(super) const TOKENS: usize = 4;
@@ -105,17 +105,6 @@ fn join<S: Simd, const M: usize>(
 }
 
 #[inline(always)]
-fn scales<S: Simd>(s: S, kind: ScaleType, from: *const u8) -> [S::V; 2] {
-    // SAFETY: callers point at sixteen scales inside a block.
-    unsafe {
-        match kind {
-            ScaleType::F16 => [s.load_f16(from.cast()), s.load_f16(from.cast::<u16>().add(LANES))],
-            ScaleType::F32 => [s.load_ptr(from.cast()), s.load_ptr(from.cast::<f32>().add(LANES))],
-        }
-    }
-}
-
-#[inline(always)]
 fn quantised<S: Simd, const M: usize>(
     s: S,
     q: &Quantised,
@@ -124,38 +113,100 @@ fn quantised<S: Simd, const M: usize>(
     x: &[f32],
     sums: &mut [[S::V; 2]; M],
 ) {
-    let (code_bytes, per_scales) = (q.code_bytes(), PANEL_ROWS * q.scale.bytes());
+    let code_bytes = q.code_bytes();
     let zero = s.splat(f32::from(q.zero.unwrap_or(0)));
-    // Of 4-bit codes 16 columns share a pass over a group's bytes: first the low halves, then the high.
-    let (passes, mask) = if q.bits == 4 { (2, 15) } else { (1, 255) };
-    let chunks = code_bytes / 64;
     let mut col = 0;
     for block in bytes.chunks_exact(q.block_bytes()) {
-        let meta = block[q.spans * code_bytes..].as_ptr();
-        let scale = scales(s, q.scale, meta);
-        // A symmetric block has no biases to read.
-        let bias = if q.zero.is_none() { scales(s, q.scale, meta.wrapping_add(per_scales)) } else { scale };
-        for span in 0..q.spans {
-            for pass in 0..passes {
-                for chunk in 0..chunks {
-                    let at = block[span * code_bytes + 64 * chunk..][..64].as_ptr();
-                    // SAFETY: 64 bytes of codes follow.
-                    let codes = unsafe { [s.load_u32(at), s.load_u32(at.add(32))] };
-                    for t in 0..4 {
-                        let mut w = scale;
-                        for h in 0..2 {
-                            let code = s.field(codes[h], 8 * t + 4 * pass, mask);
-                            w[h] = if q.zero.is_some() {
-                                s.mul(s.sub(code, zero), scale[h])
-                            } else {
-                                s.fma(code, scale[h], bias[h])
-                            };
-                        }
-                        join(s, w, x, cols, col, sums);
-                        col += 1;
+        let (codes, meta) = block.split_at(q.spans * code_bytes);
+        for (span, codes) in codes.chunks_exact(code_bytes).enumerate() {
+            let codes = q.unpack(codes);
+            let mut scales = group_scales(s, q, meta, 2 * span);
+            for (chunk, codes) in codes.as_chunks::<64>().0.iter().enumerate() {
+                if q.scales == Scales::Factors16 && chunk == GROUP / 8 {
+                    scales = group_scales(s, q, meta, 2 * span + 1);
+                }
+                let [scale, bias] = scales;
+                // SAFETY: a chunk is 64 bytes.
+                let codes = unsafe { [s.load_u32(codes.as_ptr()), s.load_u32(codes.as_ptr().add(32))] };
+                for t in 0..4 {
+                    let mut w = scale;
+                    for h in 0..2 {
+                        let code = s.field(codes[h], 8 * t, 255);
+                        w[h] = if q.zero.is_some() {
+                            s.mul(s.sub(code, zero), scale[h])
+                        } else {
+                            s.fma(code, scale[h], bias[h])
+                        };
                     }
+                    join(s, w, x, cols, col, sums);
+                    col += 1;
                 }
             }
         }
     }
+}
+
+/// Scales and biases of sixteen rows for the `half`-th 16 columns of a block; biases are of no
+/// matter where there are none.
+#[inline(always)]
+fn group_scales<S: Simd>(s: S, q: &Quantised, meta: &[u8], half: usize) -> [[S::V; 2]; 2] {
+    let has_bias = q.zero.is_none();
+    match q.scales {
+        Scales::F16 => {
+            let scale = halves(s, meta, 0);
+            [scale, if has_bias { halves(s, meta, 1) } else { scale }]
+        }
+        Scales::F32 => {
+            let scale = singles(s, meta, 0);
+            [scale, if has_bias { singles(s, meta, 1) } else { scale }]
+        }
+        Scales::Factors32 => {
+            let [scales, mins] = q.factors_at();
+            let scale = product(s, halves(s, meta, 0), integers(s, meta, scales, half / 2));
+            let bias = if has_bias {
+                let min = product(s, halves(s, meta, 1), integers(s, meta, mins, half / 2));
+                [s.sub(s.splat(0.0), min[0]), s.sub(s.splat(0.0), min[1])]
+            } else {
+                scale
+            };
+            [scale, bias]
+        }
+        Scales::Factors16 => {
+            let [a, b] = integers(s, meta, q.factors_at()[0], half);
+            let signed = [s.sub(a, s.splat(128.0)), s.sub(b, s.splat(128.0))];
+            let scale = product(s, halves(s, meta, 0), signed);
+            [scale, scale]
+        }
+    }
+}
+
+#[inline(always)]
+fn product<S: Simd>(s: S, a: [S::V; 2], b: [S::V; 2]) -> [S::V; 2] {
+    [s.mul(a[0], b[0]), s.mul(a[1], b[1])]
+}
+
+/// The `index`-th sixteen halves.
+#[inline(always)]
+fn halves<S: Simd>(s: S, meta: &[u8], index: usize) -> [S::V; 2] {
+    let from = meta[32 * index..][..32].as_ptr().cast::<u16>();
+    // SAFETY: sixteen halves follow, as the slice shows.
+    unsafe { [s.load_f16(from), s.load_f16(from.add(LANES))] }
+}
+
+/// The `index`-th sixteen singles.
+#[inline(always)]
+fn singles<S: Simd>(s: S, meta: &[u8], index: usize) -> [S::V; 2] {
+    let from = meta[64 * index..][..64].as_ptr().cast::<f32>();
+    // SAFETY: sixteen singles follow, as the slice shows.
+    unsafe { [s.load_ptr(from), s.load_ptr(from.add(LANES))] }
+}
+
+/// The integer factors of a group, unsigned.
+#[inline(always)]
+fn integers<S: Simd>(s: S, meta: &[u8], at: usize, group: usize) -> [S::V; 2] {
+    let from = meta[at + 64 * (group / 4)..][..64].as_ptr();
+    // SAFETY: 64 bytes follow, as the slice shows.
+    let words = unsafe { [s.load_u32(from), s.load_u32(from.add(32))] };
+    let shift = 8 * (group as u32 % 4);
+    [s.field(words[0], shift, 255), s.field(words[1], shift, 255)]
 }

@@ -1,13 +1,15 @@
 //! MLX's affine quantisation: three tensors that are one matrix.
 //!
-//! `X.weight` holds codes in U32, `X.scales` and `X.biases` a value a group. Bits
-//! and group are taken from the configuration and checked against the shapes;
-//! where a layer differs from both, the shapes decide.
+//! `X.weight` holds codes in U32, `X.scales` and `X.biases` a value a group. The
+//! configuration gives bits and group, for the whole model and for single layers;
+//! with the group the shapes tell the bits. What the configuration says of a layer
+//! by name must agree with its shapes; where it has the model's figures only, the
+//! shapes decide, for writers spell layers in more ways than can be matched.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::super::malformed;
 use super::super::table::Span;
@@ -15,13 +17,27 @@ use super::super::tensor::{MetaType, TensorType};
 use super::safetensors::{Dtype, Stored};
 use crate::types::LoadError;
 
+const BITS: [usize; 6] = [2, 3, 4, 5, 6, 8];
+const GROUPS: [u16; 3] = [32, 64, 128];
+const SUPPORTED: &str = "2, 3, 4, 5, 6 and 8 bits in groups of 32, 64 and 128";
+const AFFINE: &str = "affine";
+
 type AllStored = BTreeMap<String, (usize, Stored)>;
 
-/// A pair as the configuration gives it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// How codes are made, as the configuration gives it.
+#[derive(Clone, PartialEq, Eq, Debug)]
 struct Scheme {
     bits: u8,
     group: u16,
+    mode: String,
+}
+
+/// What the configuration says about one layer.
+#[derive(Debug)]
+enum Layer {
+    Quantised(Scheme),
+    /// `false`: left as it was.
+    Plain,
 }
 
 /// What `config.json` says about quantisation.
@@ -29,7 +45,7 @@ struct Scheme {
 pub(super) struct Quantization {
     global: Option<Scheme>,
     /// By the layer's name, however the writer spelt it.
-    layers: BTreeMap<String, Scheme>,
+    layers: BTreeMap<String, Layer>,
 }
 
 /// A matrix put together.
@@ -50,31 +66,38 @@ impl Quantization {
         let table = table.as_object().ok_or_else(|| malformed(path, "`quantization` is not an object"))?;
         if let Some(method) = table.get("quant_method").and_then(Value::as_str) {
             return Err(LoadError::Unsupported {
-                message: format!("quantisation by `{method}`; MLX's affine 4 and 8 bits are supported"),
+                message: format!(
+                    "quantisation by `{method}`; MLX's affine quantisation is supported: {SUPPORTED}"
+                ),
             });
         }
-        let global = scheme(table, "the whole model")?;
+        let global =
+            scheme(table, None).map_err(|what| malformed(path, format!("`quantization`: {what}")))?;
         let mut layers = BTreeMap::new();
         for (name, value) in table {
-            if let Some(layer) = value.as_object()
-                && let Some(scheme) = scheme(layer, name)?
-            {
-                layers.insert(name.clone(), scheme);
-            }
+            let layer = match value {
+                Value::Bool(false) => Some(Layer::Plain),
+                Value::Object(own) => scheme(own, global.as_ref())
+                    .map_err(|what| malformed(path, format!("`quantization` of `{name}`: {what}")))?
+                    .map(Layer::Quantised),
+                // `true` is the model's own scheme; the rest are the model's figures.
+                _ => None,
+            };
+            layers.extend(layer.map(|layer| (name.clone(), layer)));
         }
         Ok(Self { global, layers })
     }
 
-    /// What the configuration says about a layer: its own entry, else the global one.
-    fn expected(&self, layer: &str) -> Option<Scheme> {
-        let own = self.layers.get(layer).or_else(|| {
-            // Writers may prefix or strip `model.`, `language_model.` and the like.
-            let tail =
-                |long: &str, short: &str| long.strip_suffix(short).is_some_and(|front| front.ends_with('.'));
-            let mut matching = self.layers.iter().filter(|(name, _)| tail(name, layer) || tail(layer, name));
-            matching.next().map(|(_, scheme)| scheme)
-        });
-        own.copied().or(self.global)
+    /// The configuration's entry for a layer: by its name, else by the longest one that is a part of
+    /// the other, for writers put `model.`, `language_model.` and the like before names or take it off.
+    fn own(&self, layer: &str) -> Option<&Layer> {
+        let is_tail =
+            |long: &str, short: &str| long.strip_suffix(short).is_some_and(|front| front.ends_with('.'));
+        self.layers.get(layer).or_else(|| {
+            let matching =
+                self.layers.iter().filter(|(name, _)| is_tail(name, layer) || is_tail(layer, name));
+            matching.max_by_key(|(name, _)| name.len()).map(|(_, own)| own)
+        })
     }
 
     /// Puts a quantised matrix together.
@@ -83,6 +106,12 @@ impl Quantization {
         let layer = name
             .strip_suffix(".weight")
             .ok_or_else(|| wrong("is U32 but not the weight of a quantised layer".into()))?;
+        let (scheme, is_own) = self.scheme_of(layer).map_err(|message| wrong(message.into()))?;
+        if scheme.mode != AFFINE {
+            let message =
+                format!("tensor `{name}` is quantised in mode `{}`; `{AFFINE}` is supported", scheme.mode);
+            return Err(LoadError::Unsupported { message });
+        }
         let part = |kind: &str| {
             stored
                 .get(&format!("{layer}.{kind}"))
@@ -109,59 +138,80 @@ impl Quantization {
                 return Err(wrong(format!("has scales of type {}", scales.dtype_name)));
             }
         };
-        let scheme = self.scheme_for(layer, words, groups).map_err(wrong)?;
+        let bits = bits_of(scheme, is_own, words, groups).map_err(wrong)?;
         Ok(Packed {
-            kind: TensorType::Affine { bits: scheme.bits, group: scheme.group, meta },
-            shape: vec![rows, groups * usize::from(scheme.group)],
+            kind: TensorType::Affine { bits, group: scheme.group, meta },
+            shape: vec![rows, groups.saturating_mul(usize::from(scheme.group))],
             scales: Span { file: *scales_file, bytes: scales.bytes.clone() },
             biases: Span { file: *biases_file, bytes: biases.bytes.clone() },
         })
     }
 
-    /// Bits and group that explain `words` of codes in `groups`: the layer's as configured, else
-    /// with the configured group and other bits, else the global ones.
-    fn scheme_for(&self, layer: &str, words: usize, groups: usize) -> Result<Scheme, String> {
-        let bits_of_group = words.checked_mul(32).filter(|_| groups > 0).map_or(0, |bits| bits / groups);
-        let explains = |scheme: &Scheme| {
-            let bits = usize::from(scheme.bits) * usize::from(scheme.group);
-            bits == bits_of_group && words.checked_mul(32) == groups.checked_mul(bits)
-        };
-        let expected = self.expected(layer);
-        let same_group =
-            expected.into_iter().flat_map(|scheme| [4, 8].map(|bits| Scheme { bits, group: scheme.group }));
-        let found = expected.into_iter().chain(same_group).chain(self.global).find(explains);
-        let scheme = found.ok_or_else(|| match expected {
-            Some(Scheme { bits, group }) => format!(
-                "has {words} words of codes and {groups} groups a row; {bits} bits in groups of {group} were expected"
-            ),
-            None => "is quantised, but config.json has no `quantization` with bits and group_size".into(),
-        })?;
-        if !matches!(scheme.bits, 4 | 8) || !matches!(scheme.group, 32 | 64 | 128) {
-            let Scheme { bits, group } = scheme;
-            return Err(format!(
-                "has {bits} bits in groups of {group}; supported are 4 and 8 bits in groups of 32, 64 and 128"
-            ));
+    /// The scheme of a layer that is stored quantised, and whether it is the layer's own.
+    fn scheme_of(&self, layer: &str) -> Result<(&Scheme, bool), &'static str> {
+        match (self.own(layer), &self.global) {
+            (Some(Layer::Quantised(scheme)), _) => Ok((scheme, true)),
+            (Some(Layer::Plain), _) => {
+                Err("is stored quantised; `quantization` in config.json says `false` of it")
+            }
+            (None, Some(scheme)) => Ok((scheme, false)),
+            (None, None) => {
+                Err("is quantised, but config.json has no `quantization` with bits and group_size")
+            }
         }
-        Ok(scheme)
     }
 }
 
-fn scheme(table: &serde_json::Map<String, Value>, whose: &str) -> Result<Option<Scheme>, LoadError> {
-    match table.get("mode").and_then(Value::as_str) {
-        None | Some("affine") => {}
-        Some(mode) => {
-            return Err(LoadError::Unsupported {
-                message: format!("quantisation mode `{mode}` of {whose}; `affine` is supported"),
-            });
+/// The bits of a layer's codes, told by its shapes and checked against the configuration.
+fn bits_of(scheme: &Scheme, is_own: bool, words: usize, groups: usize) -> Result<u8, String> {
+    let Scheme { bits: expected, group, .. } = *scheme;
+    let codes = groups.checked_mul(usize::from(group)).filter(|codes| *codes > 0);
+    let stored = words.checked_mul(32);
+    let found = match (stored, codes) {
+        (Some(stored), Some(codes)) if stored.is_multiple_of(codes) => Some(stored / codes),
+        _ => None,
+    };
+    let is_supported = GROUPS.contains(&group)
+        && found.is_some_and(|bits| BITS.contains(&bits))
+        && BITS.contains(&expected.into());
+    match found.and_then(|bits| u8::try_from(bits).ok()) {
+        Some(bits) if is_supported && (bits == expected || !is_own) => Ok(bits),
+        Some(bits) if bits == expected => {
+            Err(format!("has {bits} bits in groups of {group}; supported are {SUPPORTED}"))
         }
+        _ => Err(format!(
+            "has {words} words of codes and {groups} groups a row, which in groups of {group} are {}; config.json says {expected} bits",
+            found.map_or_else(|| "no whole bits".into(), |bits| format!("{bits} bits")),
+        )),
     }
-    let number = |key: &str| table.get(key).and_then(Value::as_u64);
-    let (Some(bits), Some(group)) = (number("bits"), number("group_size")) else { return Ok(None) };
-    match (u8::try_from(bits), u16::try_from(group)) {
-        (Ok(bits), Ok(group)) if bits > 0 && group > 0 => Ok(Some(Scheme { bits, group })),
-        _ => Err(LoadError::Unsupported {
-            message: format!("{bits} bits in groups of {group} of {whose}; 4 and 8 bits are supported"),
-        }),
+}
+
+/// Bits, group and mode of a table; what a layer's table leaves out is the model's, but for the mode,
+/// which is affine. `None` where the model's table has neither.
+fn scheme(table: &Map<String, Value>, global: Option<&Scheme>) -> Result<Option<Scheme>, String> {
+    let number = |key: &str| match table.get(key) {
+        None => Ok(None),
+        Some(value) => value
+            .as_u64()
+            .and_then(|number| u16::try_from(number).ok())
+            .filter(|number| *number > 0)
+            .map(Some)
+            .ok_or_else(|| format!("`{key}` is {value}, not a number from 1 on")),
+    };
+    let bits = number("bits")?.or(global.map(|scheme| scheme.bits.into()));
+    let group = number("group_size")?.or(global.map(|scheme| scheme.group));
+    let mode = match table.get("mode") {
+        None | Some(Value::Null) => AFFINE,
+        Some(mode) => mode.as_str().ok_or_else(|| format!("`mode` is {mode}, not a text"))?,
+    };
+    match (bits, group) {
+        (Some(bits), Some(group)) => {
+            let bits =
+                u8::try_from(bits).map_err(|_| format!("`bits` is {bits}; supported are {SUPPORTED}"))?;
+            Ok(Some(Scheme { bits, group, mode: mode.to_owned() }))
+        }
+        (None, None) => Ok(None),
+        _ => Err("`bits` and `group_size` are needed together".into()),
     }
 }
 

@@ -50,9 +50,14 @@ pub(super) fn parse(bytes: &[u8], path: &Path) -> Result<Vec<(String, Stored)>, 
     for (name, info) in header.iter().filter(|(name, _)| *name != "__metadata__") {
         tensors.push((name.clone(), stored(name, info, start, path)?));
     }
-    let end = tensors.iter().map(|(_, tensor)| tensor.bytes.end).max().unwrap_or(start);
-    if end > bytes.len() {
-        return Err(wrong(format!("the file is cut short: {} bytes are missing", end - bytes.len())));
+    let last = tensors.iter().max_by_key(|(_, tensor)| tensor.bytes.end);
+    let end = last.map_or(start, |(_, tensor)| tensor.bytes.end);
+    if let Some((name, _)) = tensors.iter().find(|(_, tensor)| tensor.bytes.end > bytes.len()) {
+        return Err(wrong(format!(
+            "is cut short: tensor `{name}` is not all there; the file has {} bytes, {} bytes are missing",
+            bytes.len(),
+            end - bytes.len()
+        )));
     }
     check_cover(&tensors, start, bytes.len(), path)?;
     Ok(tensors)
@@ -70,7 +75,13 @@ fn stored(name: &str, info: &Value, start: usize, path: &Path) -> Result<Stored,
         "I32" => (Dtype::Other, 32),
         "I16" | "U16" => (Dtype::Other, 16),
         "I8" | "U8" | "BOOL" | "F8_E4M3" | "F8_E5M2" | "F8_E8M0" => (Dtype::Other, 8),
-        other => return Err(wrong(format!("the dtype {other} is unknown"))),
+        other => {
+            let message = format!(
+                "tensor `{name}` in {} is {other}; supported are F32, F16, BF16 and MLX's affine quantisation",
+                path.display()
+            );
+            return Err(LoadError::Unsupported { message });
+        }
     };
     let number = |value: &Value| value.as_u64().and_then(|value| usize::try_from(value).ok());
     let list = |key: &str| -> Option<Vec<usize>> { info.get(key)?.as_array()?.iter().map(number).collect() };

@@ -17,6 +17,7 @@ const MAX_NESTING: usize = 4;
 const MAX_ARRAY: u64 = 8 << 20;
 const MAX_DIMENSIONS: u32 = 4;
 const DEFAULT_ALIGNMENT: u64 = 32;
+const SUPPORTED_TYPES: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K";
 
 /// A metadata value.
 #[derive(Debug, PartialEq)]
@@ -47,6 +48,8 @@ pub(super) struct TensorInfo<'a> {
     /// Outermost first.
     pub shape: Vec<usize>,
     pub bytes: Range<usize>,
+    /// Which of the model's files.
+    pub file: usize,
     type_id: u32,
 }
 
@@ -58,8 +61,9 @@ pub(super) struct Header<'a> {
 }
 
 impl<'a> Header<'a> {
-    /// Parses and checks everything that is before the data, and that the data is all there.
-    pub fn parse(bytes: &'a [u8], path: &'a Path) -> Result<Self, LoadError> {
+    /// Parses and checks everything that is before the data, and that the data is all there;
+    /// `file` is the index of the file among the model's.
+    pub fn parse(bytes: &'a [u8], path: &'a Path, file: usize) -> Result<Self, LoadError> {
         let mut cursor = Cursor { bytes, at: 0, path };
         if cursor.take(4)? != b"GGUF" {
             return Err(malformed(path, "does not begin with `GGUF`: not a GGUF file"));
@@ -92,15 +96,32 @@ impl<'a> Header<'a> {
                 if !seen.insert(raw.name) {
                     return Err(raw.wrong("is there twice"));
                 }
-                raw.locate(data, alignment, bytes.len() as u64, path)
+                raw.locate(data, alignment, bytes.len() as u64, path).map(|info| TensorInfo { file, ..info })
             })
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<Vec<_>, _>>()?;
+        check_apart(&tensors, data as usize)?;
         Ok(Self { metadata, tensors })
     }
 
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo<'a>> {
         self.tensors.iter().find(|info| info.name == name)
     }
+}
+
+/// No byte belongs to two tensors.
+fn check_apart(tensors: &[TensorInfo<'_>], data: usize) -> Result<(), LoadError> {
+    let mut sorted: Vec<&TensorInfo<'_>> = tensors.iter().collect();
+    sorted.sort_by_key(|info| info.bytes.start);
+    for pair in sorted.windows(2) {
+        if let [first, second] = pair
+            && second.bytes.start < first.bytes.end
+        {
+            let (start, end) = (second.bytes.start - data, first.bytes.end - data);
+            let message = format!("begins before `{}` ends: at {start}, not at {end} or later", first.name);
+            return Err(LoadError::Tensor { name: second.name.to_owned(), message });
+        }
+    }
+    Ok(())
 }
 
 struct RawInfo<'a> {
@@ -161,14 +182,19 @@ impl<'a> RawInfo<'a> {
                 name: self.name,
                 shape,
                 bytes: start as usize..end as usize,
+                file: 0,
                 type_id: self.type_id,
             }),
             _ => Err(malformed(
                 path,
                 format!(
-                    "is cut short: tensor `{}` ends at byte {}, the file has {file}",
+                    "is cut short: tensor `{}` ends at byte {}, the file has {file}{}",
                     self.name,
-                    end.map_or_else(|| "2^64 or later".into(), |end| end.to_string())
+                    end.map_or_else(|| "2^64 or later".into(), |end| end.to_string()),
+                    end.map_or_else(String::new, |end| format!(
+                        ": at least {} bytes are missing",
+                        end - file
+                    )),
                 ),
             )),
         }
@@ -188,28 +214,42 @@ fn tensor_type(id: u32, name: &str) -> Result<TensorType, LoadError> {
         1 => return Ok(TensorType::F16),
         2 => return Ok(TensorType::Q4_0),
         3 => return Ok(TensorType::Q4_1),
+        6 => return Ok(TensorType::Q5_0),
+        7 => return Ok(TensorType::Q5_1),
         8 => return Ok(TensorType::Q8_0),
+        12 => return Ok(TensorType::Q4K),
+        13 => return Ok(TensorType::Q5K),
+        14 => return Ok(TensorType::Q6K),
         30 => return Ok(TensorType::BF16),
-        6 => "Q5_0",
-        7 => "Q5_1",
+        4 | 5 => "Q4_2 or Q4_3, long withdrawn",
         9 => "Q8_1",
         10 => "Q2_K",
         11 => "Q3_K",
-        12 => "Q4_K",
-        13 => "Q5_K",
-        14 => "Q6_K",
         15 => "Q8_K",
-        16..=23 | 29 => "an IQ type",
-        24..=27 => "an integer type",
+        16 => "IQ2_XXS",
+        17 => "IQ2_XS",
+        18 => "IQ3_XXS",
+        19 => "IQ1_S",
+        20 => "IQ4_NL",
+        21 => "IQ3_S",
+        22 => "IQ2_S",
+        23 => "IQ4_XS",
+        24 => "I8",
+        25 => "I16",
+        26 => "I32",
+        27 => "I64",
         28 => "F64",
-        34 | 35 => "a TQ type",
+        29 => "IQ1_M",
+        31..=33 => "a rearranged Q4_0, long withdrawn",
+        34 => "TQ1_0",
+        35 => "TQ2_0",
+        36..=38 => "a rearranged IQ4_NL, long withdrawn",
         39 => "MXFP4",
-        _ => "an unknown type",
+        40 => "NVFP4",
+        _ => "of an unknown type",
     };
     Err(LoadError::Unsupported {
-        message: format!(
-            "tensor `{name}` is {known} (type {id}); supported are F32, F16, BF16, Q4_0, Q4_1 and Q8_0"
-        ),
+        message: format!("tensor `{name}` is {known} (type {id}); supported are {SUPPORTED_TYPES}"),
     })
 }
 
@@ -290,6 +330,15 @@ impl<'a> Metadata<'a> {
             None => Ok(None),
             Some(Value::Texts(texts)) => Ok(Some(texts)),
             Some(_) => Err(self.wrong(key, "a list of texts")),
+        }
+    }
+
+    /// A list of floats that may be there.
+    pub fn floats(&self, key: &str) -> Result<Option<&[f32]>, LoadError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Floats(numbers)) => Ok(Some(numbers)),
+            Some(_) => Err(self.wrong(key, "a list of floats")),
         }
     }
 
