@@ -38,9 +38,10 @@ pub struct Estimate {
 /// Estimates for the backend that the settings choose.
 ///
 /// # Errors
-/// `Unsupported` for a device that is not compiled in or a context that the model has not.
+/// `Unsupported` for a context that the model has not.
 pub fn estimate(files: &ModelFiles, config: &Config) -> Result<Estimate, LoadError> {
-    let backend = choose(config.engine.device)?;
+    // Without that device the numbers are still worth showing; the load itself refuses it.
+    let backend = choose(config.engine.device).unwrap_or(Backend::Cpu);
     let number = |key: &str| number(&files.config, key);
     let heads = number("num_attention_heads").unwrap_or(0);
     let kv_heads = number("num_key_value_heads").unwrap_or(heads);
