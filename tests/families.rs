@@ -10,17 +10,12 @@ use serde_json::{Value, json};
 
 /// The error of the tiny llama with a changed configuration.
 fn error_with(changes: Value) -> LoadError {
-    let folder = tempfile::tempdir().unwrap();
-    let original = common::data("tiny/llama");
-    for entry in std::fs::read_dir(original).unwrap() {
-        let path = entry.unwrap().path();
-        std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
-    }
-    let mut config = common::json("tiny/llama/config.json");
-    for (key, value) in changes.as_object().unwrap() {
-        config[key] = value.clone();
-    }
-    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let folder = common::tiny_copy("llama");
+    common::edit_json(&folder.path().join("config.json"), |config| {
+        for (key, value) in changes.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+    });
     match load::open(folder.path()) {
         Ok(files) => families::pack::<PlainOps>(&files, &()).err().expect("it is refused"),
         Err(error) => error,

@@ -7,32 +7,13 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::data;
+use common::{data, edit_json, tiny_copy};
 use greenroom::model::load::{self, AffineShape};
 use greenroom::types::{LoadError, TokenId};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 const WEIGHT: &str = "model.layers.0.self_attn.q_proj.weight";
-
-/// A copy of a tiny checkpoint that a test may spoil.
-fn copy(name: &str) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
-    for file in fs::read_dir(data(&format!("tiny/{name}"))).expect("test data") {
-        let file = file.expect("an entry").path();
-        let name = file.file_name().expect("a name");
-        if name != "golden.safetensors" {
-            fs::copy(&file, folder.path().join(name)).expect("copies");
-        }
-    }
-    folder
-}
-
-fn edit_json(path: &Path, edit: impl FnOnce(&mut Value)) {
-    let mut value: Value = serde_json::from_slice(&fs::read(path).expect("reads")).expect("is JSON");
-    edit(&mut value);
-    fs::write(path, value.to_string()).expect("writes");
-}
 
 fn rows(tensors: &load::TensorTable, name: &str, rows: usize, cols: usize) -> Vec<f32> {
     let matrix = tensors.matrix(name, rows, cols).expect("the matrix is there");
@@ -146,7 +127,7 @@ fn mlx_weights_are_near_the_ones_they_were_made_from() {
 
 #[test]
 fn weight_and_scales_may_lie_in_different_shards() {
-    let folder = copy("llama-mlx4");
+    let folder = tiny_copy("llama-mlx4");
     let single = folder.path().join("model.safetensors");
     let tensors = read_safetensors(&single);
     fs::remove_file(&single).expect("removes");
@@ -218,7 +199,7 @@ fn layers_may_differ_from_the_model_and_be_spelt_in_other_ways() {
 
 /// A copy of a tiny folder whose `quantization` is another.
 fn with_quantization(name: &str, quantization: Value) -> tempfile::TempDir {
-    let folder = copy(name);
+    let folder = tiny_copy(name);
     edit_json(&folder.path().join("config.json"), |config| {
         config["quantization"] = quantization;
         config["quantization_config"] = Value::Null;
@@ -314,7 +295,7 @@ fn modes_other_than_affine_are_refused_by_tensor_and_mode() {
 
 /// A folder with one tensor changed in its header or bytes.
 fn with_tensor(name: &str, tensor: &str, edit: impl FnOnce(&mut Value, &mut Vec<u8>)) -> tempfile::TempDir {
-    let folder = copy(name);
+    let folder = tiny_copy(name);
     let path = folder.path().join("model.safetensors");
     let mut tensors = read_safetensors(&path);
     let (_, info, bytes) = tensors.iter_mut().find(|(name, ..)| name == tensor).expect("is there");
@@ -392,7 +373,7 @@ fn a_wrong_shape_is_told_with_both_shapes() {
 
 #[test]
 fn a_shard_that_is_cut_short_is_refused_with_the_missing_bytes() {
-    let folder = copy("llama");
+    let folder = tiny_copy("llama");
     let path = folder.path().join("model.safetensors");
     let bytes = fs::read(&path).expect("reads");
     fs::write(&path, &bytes[..bytes.len() - 1000]).expect("writes");
@@ -416,12 +397,12 @@ fn folders_that_lack_something_say_what() {
         ("tokenizer.json", "tokenizer.json"),
         ("model.safetensors", "no weights"),
     ] {
-        let folder = copy("llama");
+        let folder = tiny_copy("llama");
         fs::remove_file(folder.path().join(file)).expect("removes");
         let error = load::open(folder.path()).expect_err("is refused");
         assert!(matches!(&error, LoadError::NotFound { message } if message.contains(word)), "{error}");
     }
-    let folder = copy("llama");
+    let folder = tiny_copy("llama");
     for file in ["tokenizer_config.json", "generation_config.json"] {
         fs::remove_file(folder.path().join(file)).expect("removes");
     }
@@ -431,7 +412,7 @@ fn folders_that_lack_something_say_what() {
 
 #[test]
 fn more_token_ids_than_embeddings_are_refused() {
-    let folder = copy("llama");
+    let folder = tiny_copy("llama");
     edit_json(&folder.path().join("config.json"), |config| config["vocab_size"] = 280.into());
     let error = load::open(folder.path()).expect_err("is refused").to_string();
     assert!(error.contains("288") && error.contains("280"), "{error}");
@@ -440,7 +421,7 @@ fn more_token_ids_than_embeddings_are_refused() {
 #[test]
 fn templates_are_found_in_every_place() {
     let template = |edit: &dyn Fn(&Path)| {
-        let folder = copy("llama");
+        let folder = tiny_copy("llama");
         edit(folder.path());
         load::open(folder.path()).map(|files| files.text.template.map(|template| template.source))
     };
@@ -457,7 +438,7 @@ fn templates_are_found_in_every_place() {
 
 #[test]
 fn buffers_and_a_tied_heads_copy_are_dropped() {
-    let folder = copy("llama");
+    let folder = tiny_copy("llama");
     let path = folder.path().join("model.safetensors");
     let mut tensors = read_safetensors(&path);
     let buffer = json!({"dtype": "F32", "shape": [2]});
@@ -479,7 +460,7 @@ proptest! {
         changes in proptest::collection::vec((0usize..3600, any::<u8>()), 0..8),
         which in 0usize..4,
     ) {
-        let folder = copy("qwen3-mlx4");
+        let folder = tiny_copy("qwen3-mlx4");
         let names = ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"];
         let path = folder.path().join(names[which]);
         let mut bytes = fs::read(&path).expect("reads");

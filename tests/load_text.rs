@@ -7,7 +7,7 @@ mod common;
 use std::path::Path;
 use std::time::SystemTime;
 
-use common::data;
+use common::{data, edit_json, tiny_copy};
 use greenroom::model::load;
 use greenroom::model::text::TextModel;
 use greenroom::types::{ChatMessage, ChatRequest, LoadError, Role, TokenId};
@@ -15,10 +15,7 @@ use serde_json::{Value, json as value};
 
 /// A copy of a tiny checkpoint without templates.
 fn folder() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
-    for name in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
-        std::fs::copy(data("tiny/llama").join(name), folder.path().join(name)).expect("copies");
-    }
+    let folder = tiny_copy("llama");
     change(folder.path(), "tokenizer_config.json", |settings| {
         settings.as_object_mut().expect("a map").remove("chat_template");
     });
@@ -26,10 +23,7 @@ fn folder() -> tempfile::TempDir {
 }
 
 fn change(folder: &Path, name: &str, edit: impl FnOnce(&mut Value)) {
-    let path = folder.join(name);
-    let mut json: Value = serde_json::from_slice(&std::fs::read(&path).expect("reads")).expect("JSON");
-    edit(&mut json);
-    write(folder, name, &json.to_string());
+    edit_json(&folder.join(name), edit);
 }
 
 fn write(folder: &Path, name: &str, content: &str) {

@@ -293,18 +293,19 @@ fn systemd_is_told_when_it_is_ready_and_when_it_stops() {
 #[test]
 fn run_continues_a_text_where_the_model_has_no_template() {
     let home = tempfile::tempdir().unwrap();
-    let base = home.path().join("base");
-    std::fs::create_dir(&base).unwrap();
-    for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tiny/llama")).unwrap() {
-        let from = entry.unwrap().path();
-        std::fs::copy(&from, base.join(from.file_name().unwrap())).unwrap();
-    }
-    let settings = base.join("tokenizer_config.json");
-    let mut config: Value = serde_json::from_slice(&std::fs::read(&settings).unwrap()).unwrap();
-    assert!(config.as_object_mut().unwrap().remove("chat_template").is_some());
-    std::fs::write(&settings, config.to_string()).unwrap();
+    let base = common::tiny_copy("llama");
+    common::edit_json(&base.path().join("tokenizer_config.json"), |config| {
+        assert!(config.as_object_mut().unwrap().remove("chat_template").is_some());
+    });
     let mut command = Command::new(env!("CARGO_BIN_EXE_greenroom"));
-    command.arg("run").arg(&base).args(["Once upon a", "--temperature", "0", "--max-tokens", "5", "--stats"]);
+    command.arg("run").arg(base.path()).args([
+        "Once upon a",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "5",
+        "--stats",
+    ]);
     let output =
         command.env("GREENROOM_HOME", home.path()).envs(EXACT).stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();

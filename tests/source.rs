@@ -122,6 +122,32 @@ mod cpu {
     }
 
     #[test]
+    fn a_long_context_that_nobody_asked_for_is_shortened_to_what_fits() {
+        let long = common::tiny_copy("llama");
+        common::edit_json(&long.path().join("config.json"), |config| {
+            config["max_position_embeddings"] = (1 << 20).into();
+        });
+        let load = |context: Option<u32>, mib: u64| {
+            let config = settings(|config| {
+                config.engine.memory_mib = Some(mib);
+                config.engine.context = context;
+                config.scheduler.max_chunk_tokens = 16;
+            });
+            FileModel::new(long.path(), &config).unwrap().load().map_err(|error| error.to_string())
+        };
+        let loaded = load(None, 4).expect("a shorter context fits");
+        let context = loaded.text.context;
+        assert!((2048..1 << 20).contains(&context), "{context}");
+        let engine = loaded.engine.adopt(Epoch(0)).unwrap();
+        assert_eq!(engine.info().context, context);
+        assert!(u64::from(context) * engine.info().kv_bytes_per_token < 4 << 20);
+        let error = load(Some(1 << 20), 4).err().expect("who asks for it is told");
+        assert!(error.contains(&format!("--ctx {context}")), "{error}");
+        // Next to nothing is no use.
+        assert!(load(None, 1).is_err());
+    }
+
+    #[test]
     fn the_context_that_is_proposed_does_fit() {
         let need = |context: Option<u32>, mib: Option<u64>| {
             let config = settings(|config| {

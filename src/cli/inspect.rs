@@ -101,7 +101,7 @@ fn memory(details: &Details, line: &mut impl FnMut(&str, &str)) {
     let limit = memory.limit.map_or_else(|| "unknown".to_owned(), |bytes| ByteSize(bytes).to_string());
     let verdict = match (memory.fits, memory.fitting_context) {
         (true, _) => "fits".to_owned(),
-        (false, Some(tokens)) => format!("fits with --ctx {tokens}"),
+        (false, Some(tokens)) => format!("fits with a context of {tokens} tokens"),
         (false, None) => "does not fit".to_owned(),
     };
     line(

@@ -99,7 +99,7 @@ struct EngineArgs {
     /// Device that computes
     #[arg(long, value_enum)]
     device: Option<Device>,
-    /// Context in tokens; the model's own without it
+    /// Context in tokens; without it the model's own, or what of it fits the memory
     #[arg(long, value_name = "TOKENS")]
     ctx: Option<u32>,
     /// Compute threads of the CPU backend

@@ -111,7 +111,7 @@ pub enum DeviceChoice {
 pub struct EngineConfig {
     /// `auto`, `cpu` or `mlx`.
     pub device: DeviceChoice,
-    /// Context in tokens; unset = the model's own.
+    /// Context in tokens; unset = the model's own, or what of it fits the memory.
     pub context: Option<u32>,
     /// Key-value memory in MiB; unset = a quarter of the machine's memory, at most what all rows can use.
     pub kv_memory_mib: Option<u64>,

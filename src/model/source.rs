@@ -221,10 +221,10 @@ impl ModelSource for FileModel {
     fn load(&self) -> Result<LoadedModel, LoadError> {
         let backend = choose(self.config.engine.device)?;
         let files = load::open(&self.path)?;
-        fit::estimate(&files, &self.config)?.check()?;
-        let engine = prepare_for(backend, &files, &self.config)?;
+        let config = fit::estimate(&files, &self.config)?.settings(&self.config)?;
+        let engine = prepare_for(backend, &files, &config)?;
         let mut text = files.text;
-        if let Some(context) = self.config.engine.context {
+        if let Some(context) = config.engine.context {
             text.context = text.context.min(context);
         }
         Ok(LoadedModel { text: Arc::new(text), engine })

@@ -49,3 +49,24 @@ pub fn json(name: &str) -> serde_json::Value {
     let text = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     serde_json::from_slice(&text).expect("test data is JSON")
 }
+
+/// A copy of a tiny checkpoint that a test may spoil.
+pub fn tiny_copy(name: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    for file in std::fs::read_dir(data("tiny").join(name)).expect("test data") {
+        let file = file.expect("an entry").path();
+        let name = file.file_name().expect("a name");
+        if name != "golden.safetensors" {
+            std::fs::copy(&file, folder.path().join(name)).expect("copies");
+        }
+    }
+    folder
+}
+
+/// Changes a JSON file.
+pub fn edit_json(path: &Path, edit: impl FnOnce(&mut serde_json::Value)) {
+    let text = std::fs::read(path).expect("reads");
+    let mut value = serde_json::from_slice(&text).expect("is JSON");
+    edit(&mut value);
+    std::fs::write(path, value.to_string()).expect("writes");
+}

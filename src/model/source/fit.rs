@@ -12,6 +12,8 @@ use crate::types::{ByteSize, LoadError};
 
 /// Shortest context that is worth proposing.
 const LEAST_CONTEXT: u64 = 256;
+/// Shortest context that is taken without having been asked for.
+const USEFUL_CONTEXT: u32 = 2048;
 
 /// What a model needs and what there is, bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -111,6 +113,29 @@ impl Estimate {
         let left = self.limit?.checked_sub(self.weights)?.checked_sub(self.scratch)?;
         let tokens = left.checked_div(self.kv_per_token)? / LEAST_CONTEXT * LEAST_CONTEXT;
         (tokens >= LEAST_CONTEXT).then(|| tokens.min(u64::from(self.context)))
+    }
+
+    /// The settings to load with: where nobody named a context and the model's own does not fit beside the
+    /// weights, the longest that does, if it is of use.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub fn settings(&self, config: &Config) -> Result<Config, LoadError> {
+        let mut config = config.clone();
+        let is_free = config.engine.context.is_none() && !self.kv_is_set && !self.fits();
+        let tokens = self.fitting_context().filter(|_| is_free).and_then(|tokens| u32::try_from(tokens).ok());
+        match tokens.filter(|tokens| *tokens >= USEFUL_CONTEXT) {
+            Some(tokens) => {
+                tracing::warn!(
+                    context = tokens,
+                    of = self.context,
+                    "the model's whole context does not fit the memory: a shorter one is used"
+                );
+                config.engine.context = Some(tokens);
+            }
+            None => self.check()?,
+        }
+        Ok(config)
     }
 
     /// Refuses what cannot fit.
