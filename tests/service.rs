@@ -312,6 +312,12 @@ fn run_continues_a_text_where_the_model_has_no_template() {
     assert_eq!(output.status.code(), Some(0), "{said}");
     assert!(said.contains("answer 5 tokens"), "{said}");
     assert!(!output.stdout.is_empty());
+    // What it cannot take is not passed over.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_greenroom"));
+    command.arg("run").arg(base.path()).args(["Once", "--system", "Be brief."]);
+    let output = command.env("GREENROOM_HOME", home.path()).stdin(Stdio::null()).output().unwrap();
+    assert_eq!(output.status.code(), Some(64));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--system"));
 }
 
 #[test]

@@ -141,10 +141,31 @@ mod cpu {
         let engine = loaded.engine.adopt(Epoch(0)).unwrap();
         assert_eq!(engine.info().context, context);
         assert!(u64::from(context) * engine.info().kv_bytes_per_token < 4 << 20);
+        // What is named can be used: a row of all of it finds its room.
+        let mut engine = engine;
+        let sequence = engine.open(None).unwrap();
+        engine.reserve(sequence, context).expect("room for the whole context");
         let error = load(Some(1 << 20), 4).err().expect("who asks for it is told");
         assert!(error.contains(&format!("--ctx {context}")), "{error}");
         // Next to nothing is no use.
         assert!(load(None, 1).is_err());
+    }
+
+    #[test]
+    fn what_is_advised_does_help() {
+        // Too long a context is no matter of the weights, nor of the numbers' width where half is too much.
+        let config = settings(|config| {
+            config.engine.memory_mib = Some(2);
+            config.scheduler.max_chunk_tokens = 16;
+            config.cpu.kv = greenroom::config::KvType::F32;
+        });
+        let long = common::tiny_copy("llama");
+        common::edit_json(&long.path().join("config.json"), |json| {
+            json["max_position_embeddings"] = (1 << 20).into();
+        });
+        let error = FileModel::new(long.path(), &config).unwrap().load().err().expect("refused").to_string();
+        assert!(error.contains("--ctx"), "{error}");
+        assert!(!error.contains("quantisation") && !error.contains("cpu.kv"), "{error}");
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! `greenroom bench`: how fast a model is served, in this process or by any
 //! server that speaks OpenAI's API.
 //!
-//! Every prompt begins with words of its own, so that no cache helps. Requests
+//! Every prompt begins with words of its own, other ones in every run, so that no
+//! cache helps; tokens that came from one all the same are not counted as computed. Requests
 //! are greedy and ignore the end of the text, where the server can. Figures are
 //! medians over rounds; the load average stands beside them, because on a busy
 //! machine they say little.
@@ -11,7 +12,7 @@ mod report;
 mod target;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use greenroom::Greenroom;
 use greenroom::model::source::FileModel;
@@ -37,13 +38,13 @@ pub(super) fn bench(args: &BenchArgs) -> Result<Exit, Stop> {
     let system = actix_rt::System::new();
     if let Some(url) = &args.url {
         let target = Target::server(url, args.model.as_deref())?;
-        return system.block_on(measure(&target, args)).and_then(|report| print(&report, args));
+        return system.block_on(measure(&target, args, None)).and_then(|report| print(&report, args));
     }
     let found = home::model(args.model.as_deref(), &config)?;
     let mut config = config;
     // All clients must be admitted at once: the queue is not what is measured.
-    config.scheduler.max_rows =
-        args.concurrency.iter().copied().max().unwrap_or(1).max(config.scheduler.max_rows);
+    let rows = args.concurrency.iter().copied().max().unwrap_or(1).max(config.scheduler.max_rows);
+    config.scheduler.max_rows = rows;
     let model =
         FileModel::new(&found.path, &config).map_err(|error| Stop::new(Exit::Config, error.to_string()))?;
     let report = system.block_on(async {
@@ -53,7 +54,7 @@ pub(super) fn bench(args: &BenchArgs) -> Result<Exit, Stop> {
             .await
             .map_err(|error| Stop::new(Exit::Software, error.to_string()))?;
         let report = match greenroom.ready().await {
-            Ok(()) => measure(&Target::here(&greenroom), args).await,
+            Ok(()) => measure(&Target::here(&greenroom), args, Some(rows)).await,
             Err(message) => Err(Stop::new(Exit::Config, message)),
         };
         // Threads that do not end in time end with the process.
@@ -81,9 +82,9 @@ fn print(report: &Report, args: &BenchArgs) -> Result<Exit, Stop> {
     Ok(Exit::Ok)
 }
 
-async fn measure(target: &Target<'_>, args: &BenchArgs) -> Result<Report, Stop> {
+async fn measure(target: &Target<'_>, args: &BenchArgs, rows: Option<usize>) -> Result<Report, Stop> {
     let load_before = figures::load_average();
-    let mut words = Words::default();
+    let mut words = Words::fresh();
     let density = density(target, &mut words).await?;
     let mut prefills = Vec::new();
     for _ in 0..args.rounds {
@@ -104,6 +105,7 @@ async fn measure(target: &Target<'_>, args: &BenchArgs) -> Result<Report, Stop> 
         prefill: Prefill::median(&prefills),
         decode: args.concurrency.iter().map(|&clients| Burst::median(&bursts, clients)).collect(),
         peak_memory: target.peak_memory(),
+        rows,
         load_before,
         load_after: figures::load_average(),
     })
@@ -132,13 +134,18 @@ async fn density(target: &Target<'_>, words: &mut Words) -> Result<f64, Stop> {
     Ok((f64::from(answer.prompt_tokens) / f64::from(WORDS)).max(0.1))
 }
 
-/// Words without end, the same in every run, no two prompts alike.
-#[derive(Default)]
+/// Words without end, no two prompts alike.
 struct Words {
     state: u64,
 }
 
 impl Words {
+    /// Other ones than in any run before: a server may still remember those.
+    fn fresh() -> Self {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Self { state: now.as_nanos() as u64 ^ u64::from(std::process::id()) << 32 }
+    }
+
     fn about(&mut self, tokens: u32, density: f64) -> String {
         // At most one word a token, and never none.
         self.text(((f64::from(tokens) / density).round() as u32).clamp(1, tokens))
@@ -169,7 +176,7 @@ mod tests {
 
     #[test]
     fn no_two_prompts_begin_alike() {
-        let mut words = Words::default();
+        let mut words = Words { state: 0 };
         let prompts: Vec<String> = (0..200).map(|_| words.about(40, 1.3)).collect();
         let begins: std::collections::HashSet<String> =
             prompts.iter().map(|prompt| prompt.split(' ').take(8).collect::<Vec<_>>().join(" ")).collect();

@@ -146,6 +146,11 @@ async fn talk(greenroom: &Greenroom, args: &RunArgs, prompt: Option<String>) -> 
             history.push(ChatMessage::text(Role::User, prompt.clone()));
             let accepted = match greenroom.chat(request(args, &history)).await {
                 Err(Refusal::Prepare(PrepareError::NoTemplate { .. })) => {
+                    if args.system.is_some() {
+                        let message =
+                            "--system: the model has no chat template, so it takes no system prompt";
+                        return Err(Stop::new(Exit::Usage, message));
+                    }
                     greenroom.chat(continuation(args, prompt)).await
                 }
                 accepted => accepted,

@@ -113,9 +113,9 @@ pub struct EngineConfig {
     pub device: DeviceChoice,
     /// Context in tokens; unset = the model's own, or what of it fits the memory.
     pub context: Option<u32>,
-    /// Key-value memory in MiB; unset = a quarter of the machine's memory, at most what all rows can use.
+    /// Key-value memory in MiB; unset = what all rows can use, at most a quarter of the memory, at least one row.
     pub kv_memory_mib: Option<u64>,
-    /// Memory in MiB that a model may need in all; unset = the machine's, or its container's.
+    /// Memory in MiB that a model may need in all; unset = seven eighths of the machine's or container's.
     pub memory_mib: Option<u64>,
 }
 

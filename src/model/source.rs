@@ -33,8 +33,8 @@ struct KvUnits {
     element_bytes: u64,
     /// Tokens of a block.
     block_tokens: u64,
-    /// Bytes of the weights as they lie in the file.
-    weight_bytes: u64,
+    /// Bytes left beside weights and scratch; `None` where the system does not tell.
+    room: Option<u64>,
 }
 
 /// The backends there are, as compiled.
@@ -110,8 +110,8 @@ fn context_of(config: &Config, own: u32) -> Result<u32, LoadError> {
     }
 }
 
-/// Key-value bytes: as set, else a quarter of the machine's memory, at most what
-/// all rows can use and three quarters of what the weights leave.
+/// Key-value bytes: as set, else what all rows can use, at most a quarter of the memory and at least one
+/// row's whole context, within the room that the estimate found.
 fn kv_budget(config: &Config, facts: &DecoderFacts, context: u32, units: KvUnits) -> u64 {
     if let Some(mib) = config.engine.kv_memory_mib {
         return mib.saturating_mul(1024 * 1024);
@@ -119,18 +119,16 @@ fn kv_budget(config: &Config, facts: &DecoderFacts, context: u32, units: KvUnits
     let per_token =
         2 * (facts.kv.layers * facts.kv.kv_heads * facts.kv.head_dim) as u64 * units.element_bytes;
     let row_tokens = u64::from(context) + units.block_tokens;
-    let all_rows = (config.scheduler.max_rows as u64).saturating_mul(row_tokens).saturating_mul(per_token);
-    let left = |bytes: u64| bytes.saturating_sub(units.weight_bytes) / 4 * 3;
     let one_row = row_tokens.saturating_mul(per_token);
-    // A whole context must find room where that was found to fit.
-    let share = |bytes: u64| all_rows.min(bytes / 4).max(one_row).min(left(bytes));
-    limit(config).map_or(all_rows, share)
+    let all_rows = (config.scheduler.max_rows as u64).saturating_mul(one_row);
+    let Some((bytes, room)) = limit(config).zip(units.room) else { return all_rows };
+    all_rows.min(bytes / 4).max(one_row).min(room)
 }
 
-/// Memory that may be used: as set, else the machine's.
+/// Memory that may be used: as set, else the machine's less an eighth for all else that runs on it.
 fn limit(config: &Config) -> Option<u64> {
     let set = config.engine.memory_mib.map(|mib| mib.saturating_mul(1024 * 1024));
-    set.or_else(memory::machine_bytes)
+    set.or_else(|| memory::machine_bytes().map(|bytes| bytes / 8 * 7))
 }
 
 /// Packs for one backend.
@@ -150,43 +148,48 @@ fn prepare_for(
     backend: Backend,
     files: &ModelFiles,
     config: &Config,
+    room: Option<u64>,
 ) -> Result<Box<dyn PreparedEngine>, LoadError> {
     match backend {
         #[cfg(feature = "cpu")]
-        Backend::Cpu => prepare_cpu(files, config),
+        Backend::Cpu => prepare_cpu(files, config, room),
         #[cfg(not(feature = "cpu"))]
         Backend::Cpu => Err(not_compiled("cpu")),
         #[cfg(feature = "mlx")]
-        Backend::Mlx => prepare_mlx(files, config),
+        Backend::Mlx => prepare_mlx(files, config, room),
         #[cfg(not(feature = "mlx"))]
         Backend::Mlx => Err(not_compiled("mlx")),
     }
 }
 
 #[cfg(feature = "cpu")]
-fn prepare_cpu(files: &ModelFiles, config: &Config) -> Result<Box<dyn PreparedEngine>, LoadError> {
+fn prepare_cpu(
+    files: &ModelFiles,
+    config: &Config,
+    room: Option<u64>,
+) -> Result<Box<dyn PreparedEngine>, LoadError> {
     let element_bytes = match config.cpu.kv {
         crate::config::KvType::F16 => 2,
         crate::config::KvType::F32 => 4,
     };
-    let units = KvUnits { element_bytes, block_tokens: 64, weight_bytes: files.tensors.file_bytes() };
+    let units = KvUnits { element_bytes, block_tokens: 64, room };
     prepare::<crate::model::cpu::CpuOps>(files, config, config.cpu.clone(), units)
 }
 
 /// Metal on a Mac, MLX's CPU device elsewhere; half precision in the checkpoint's own type.
 #[cfg(feature = "mlx")]
-fn prepare_mlx(files: &ModelFiles, config: &Config) -> Result<Box<dyn PreparedEngine>, LoadError> {
+fn prepare_mlx(
+    files: &ModelFiles,
+    config: &Config,
+    room: Option<u64>,
+) -> Result<Box<dyn PreparedEngine>, LoadError> {
     use crate::model::mlx::{MlxConfig, MlxDevice, MlxOps, MlxType};
 
     let device = if cfg!(target_os = "macos") { MlxDevice::Gpu } else { MlxDevice::Cpu };
     let stored = ["dtype", "torch_dtype"].iter().find_map(|key| files.config.get(key)?.as_str());
     let checkpoint = if stored == Some("bfloat16") { MlxType::BF16 } else { MlxType::F16 };
     let ops = MlxConfig::for_device(device, checkpoint);
-    let units = KvUnits {
-        element_bytes: ops.activations.bytes(),
-        block_tokens: 256,
-        weight_bytes: files.tensors.file_bytes(),
-    };
+    let units = KvUnits { element_bytes: ops.activations.bytes(), block_tokens: 256, room };
     prepare::<MlxOps>(files, config, ops, units)
 }
 
@@ -221,8 +224,9 @@ impl ModelSource for FileModel {
     fn load(&self) -> Result<LoadedModel, LoadError> {
         let backend = choose(self.config.engine.device)?;
         let files = load::open(&self.path)?;
-        let config = fit::estimate(&files, &self.config)?.settings(&self.config)?;
-        let engine = prepare_for(backend, &files, &config)?;
+        let estimate = fit::estimate(&files, &self.config)?;
+        let config = estimate.settings(&self.config)?;
+        let engine = prepare_for(backend, &files, &config, estimate.room())?;
         let mut text = files.text;
         if let Some(context) = config.engine.context {
             text.context = text.context.min(context);

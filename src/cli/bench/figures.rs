@@ -36,13 +36,20 @@ pub(super) struct Prefill {
     pub(super) tokens_per_second: f64,
     /// Until the first token, milliseconds.
     pub(super) first_token_ms: f64,
+    /// Tokens that came from a cache all the same.
+    pub(super) cached_tokens: u32,
 }
 
 impl Prefill {
     pub(super) fn of(answer: &Answer) -> Self {
         let tokens = answer.prompt_tokens.saturating_sub(answer.cached_tokens);
         let seconds = answer.first().as_secs_f64();
-        Self { tokens, tokens_per_second: rate(f64::from(tokens), seconds), first_token_ms: seconds * 1e3 }
+        Self {
+            tokens,
+            tokens_per_second: rate(f64::from(tokens), seconds),
+            first_token_ms: seconds * 1e3,
+            cached_tokens: answer.cached_tokens,
+        }
     }
 
     /// The one with the median speed.
@@ -58,13 +65,15 @@ impl Prefill {
 pub(super) struct Burst {
     /// How many.
     pub(super) clients: usize,
+    /// Tokens that a client got, the least; fewer than asked for where a server does not ignore a text's end.
+    pub(super) least_tokens: u32,
     /// All their tokens a second, from the first request to the last answer's end.
     pub(super) total_tokens_per_second: f64,
     /// One client's tokens a second after its first, the median one's.
     pub(super) client_tokens_per_second: f64,
     /// Until the first token, milliseconds, the median client's.
     pub(super) first_token_ms: f64,
-    /// Between two pieces of an answer, milliseconds: half, 95 and 99 of 100 are shorter.
+    /// Between two pieces of an answer's text, milliseconds (a token without text, as control tokens are, makes none): half, 95 and 99 of 100 are shorter.
     pub(super) gap_p50_ms: f64,
     /// See [`Self::gap_p50_ms`].
     pub(super) gap_p95_ms: f64,
@@ -87,6 +96,7 @@ impl Burst {
         let (speeds, firsts, gaps) = (sorted(speeds), sorted(firsts), sorted(gaps));
         Self {
             clients: answers.len(),
+            least_tokens: answers.iter().map(|answer| answer.completion_tokens).min().unwrap_or(0),
             total_tokens_per_second: rate(tokens, wall.as_secs_f64()),
             client_tokens_per_second: quantile(&speeds, 0.5),
             first_token_ms: quantile(&firsts, 0.5),
@@ -101,8 +111,10 @@ impl Burst {
         let of = |figure: fn(&Self) -> f64| {
             quantile(&sorted(all.iter().filter(|burst| burst.clients == clients).map(figure)), 0.5)
         };
+        let with = all.iter().filter(|burst| burst.clients == clients);
         Self {
             clients,
+            least_tokens: with.map(|burst| burst.least_tokens).min().unwrap_or(0),
             total_tokens_per_second: of(|burst| burst.total_tokens_per_second),
             client_tokens_per_second: of(|burst| burst.client_tokens_per_second),
             first_token_ms: of(|burst| burst.first_token_ms),

@@ -23,6 +23,8 @@ pub(super) struct Report {
     pub(super) decode: Vec<Burst>,
     /// Most memory that this process held, bytes; `None` for another's.
     pub(super) peak_memory: Option<u64>,
+    /// Rows that this process computes at once; `None` for another's.
+    pub(super) rows: Option<usize>,
     /// Load average of the machine before.
     pub(super) load_before: Option<String>,
     /// And after.
@@ -68,6 +70,16 @@ impl Report {
                 burst.gap_p95_ms,
                 burst.gap_p99_ms
             );
+        }
+        for burst in self.decode.iter().filter(|burst| burst.least_tokens < self.generate) {
+            let _ = writeln!(
+                text,
+                "with {} clients an answer ended after {} of {} tokens",
+                burst.clients, burst.least_tokens, self.generate
+            );
+        }
+        if let Some(rows) = self.rows {
+            let _ = writeln!(text, "up to {rows} rows at once");
         }
         if let Some(bytes) = self.peak_memory {
             let _ = writeln!(text, "\npeak memory {:.1} MiB", bytes as f64 / (1024.0 * 1024.0));

@@ -131,7 +131,12 @@ impl<'a> Client<'a> {
     }
 
     fn host(&self) -> String {
-        self.endpoint.authority().map_or_else(|| "the hub".into(), ToString::to_string)
+        // Without what stands before an `@`: that may be a password.
+        let named = |host: &str| match self.endpoint.port_u16() {
+            Some(port) => format!("{host}:{port}"),
+            None => host.to_owned(),
+        };
+        self.endpoint.host().map_or_else(|| "the hub".into(), named)
     }
 
     fn had_token(&self) -> bool {

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::id::is_commit;
 use super::select::{self, Group, INDEX, Listed};
@@ -106,9 +107,7 @@ impl RepoFolder {
             fs::create_dir_all(folder).map_err(io)?;
         }
         // Under another name first: whoever looks in the meantime sees the old one or the new.
-        let mut fresh = pointer.clone().into_os_string();
-        fresh.push(format!(".{}.new", std::process::id()));
-        let fresh = PathBuf::from(fresh);
+        let fresh = fresh_name(&pointer);
         let _ = fs::remove_file(&fresh);
         self.point(etag, file, &fresh).map_err(io)?;
         fs::rename(&fresh, &pointer).map_err(io)
@@ -337,10 +336,17 @@ fn replace(path: &Path, bytes: &[u8]) -> Result<(), HubError> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(io)?;
     }
-    let mut fresh = path.as_os_str().to_owned();
-    fresh.push(format!(".{}.new", std::process::id()));
+    let fresh = fresh_name(path);
     fs::write(&fresh, bytes).map_err(io)?;
     fs::rename(&fresh, path).map_err(io)
+}
+
+/// A name beside a path that no other thread and no other process uses.
+fn fresh_name(path: &Path) -> PathBuf {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let mut fresh = path.as_os_str().to_owned();
+    fresh.push(format!(".{}.{}.new", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
+    fresh.into()
 }
 
 /// Whether a file's name stays inside its folder.

@@ -182,12 +182,20 @@ pub enum HubError {
         free: u64,
     },
     /// Several quantisations.
-    #[error("{repo} holds several quantisations; name one:{}", choices(repo, variants))]
+    #[error("{repo} holds several quantisations; name one, or files by --file:{}", choices(repo, variants))]
     Choose {
         /// `ORG/NAME`.
         repo: String,
         /// Those there are.
         variants: Vec<Variant>,
+    },
+    /// The repository itself lacks parts of a model.
+    #[error("{repo} lacks {} of the model's parts, so it cannot be used: {}", missing.len(), missing.join(", "))]
+    PartsMissing {
+        /// `ORG/NAME`.
+        repo: String,
+        /// Names of the files that should be there.
+        missing: Vec<String>,
     },
     /// Not that quantisation.
     #[error("{repo} has no quantisation `{asked}`{}", if variants.is_empty() {

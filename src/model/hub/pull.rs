@@ -96,13 +96,18 @@ impl Hub {
         folder.write_listing(&listing.sha, &with_sizes(files, &remotes))?;
         // Weights last: where they are, all else is.
         remotes.sort_by_key(|remote| (is_weight(&remote.file), remote.file.clone()));
-        let fetched = remotes.iter().map(|remote| remote.owed(&folder)).sum();
+        let total = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
+        let fetched = total(&mut remotes.iter().map(|remote| remote.owed(&folder)));
         for remote in &remotes {
             fetch(&client, &folder, remote, progress)?;
         }
-        folder.write_ref(id, &listing.sha)?;
+        // Some files of a newer commit must not take the place of a whole older snapshot.
+        let is_some_files = matches!(choice, Choice::Patterns(_));
+        if !is_some_files || layout::find(&folder, id).is_err() {
+            folder.write_ref(id, &listing.sha)?;
+        }
         let path = self.path_of(&choice, &folder.snapshot(&listing.sha), id)?;
-        let bytes = remotes.iter().map(|remote| remote.size).sum();
+        let bytes = total(&mut remotes.iter().map(|remote| remote.size));
         Ok(Pulled { path, files: remotes.len(), bytes, fetched })
     }
 

@@ -70,7 +70,7 @@ pub(super) fn choose(id: &HubId, files: &[Listed], patterns: &[String]) -> Resul
         None => groups.iter().collect(),
     };
     match found.as_slice() {
-        [one] => Ok(Choice::Gguf(one.names.clone())),
+        [one] => whole(id, one),
         [] if groups.is_empty() && asked.is_none() => Err(HubError::NothingUsable {
             repo: id.repo.clone(),
             found: files.iter().map(|file| file.name.clone()).take(12).collect(),
@@ -84,6 +84,16 @@ pub(super) fn choose(id: &HubId, files: &[Listed], patterns: &[String]) -> Resul
             repo: id.repo.clone(),
             variants: several.iter().map(|group| group.variant()).collect(),
         }),
+    }
+}
+
+/// All parts of one model, which the repository must hold.
+fn whole(id: &HubId, group: &Group) -> Result<Choice, HubError> {
+    let missing: Vec<String> =
+        group.expected().into_iter().filter(|name| !group.names.contains(name)).collect();
+    match missing.is_empty() {
+        true => Ok(Choice::Gguf(group.names.clone())),
+        false => Err(HubError::PartsMissing { repo: id.repo.clone(), missing }),
     }
 }
 
@@ -178,7 +188,21 @@ pub(super) fn gguf_groups(files: &[Listed]) -> Vec<Group> {
     }
     let mut groups: Vec<Group> = groups.into_values().collect();
     groups.iter_mut().for_each(|group| group.names.sort());
+    name_apart(&mut groups);
     groups
+}
+
+/// Several models of one quantisation go by their files' names.
+fn name_apart(groups: &mut [Group]) {
+    let labels: Vec<String> = groups.iter().map(|group| group.label.to_ascii_lowercase()).collect();
+    for (at, group) in groups.iter_mut().enumerate() {
+        let is_shared = labels.iter().filter(|label| **label == labels[at]).count() > 1;
+        if let (true, Some(first)) = (is_shared, group.names.first()) {
+            let stem = first.strip_suffix(".gguf").unwrap_or(first);
+            let stem = shard_numbers(stem).map_or(stem, |(base, _, _)| base);
+            group.label = stem.rsplit('/').next().unwrap_or(stem).to_owned();
+        }
+    }
 }
 
 /// `NAME-00002-of-00005` as its parts.

@@ -74,6 +74,19 @@ impl TensorType {
         }
     }
 
+    /// Bits of an element's code, or of the element where it is a plain float.
+    pub fn code_bits(self) -> u8 {
+        match self {
+            Self::F32 => 32,
+            Self::F16 | Self::BF16 => 16,
+            Self::Q4_0 | Self::Q4_1 | Self::Q4K => 4,
+            Self::Q5_0 | Self::Q5_1 | Self::Q5K => 5,
+            Self::Q6K => 6,
+            Self::Q8_0 => 8,
+            Self::Affine { bits, .. } => bits,
+        }
+    }
+
     /// Bytes of a row of `cols` elements, or `None` where they are no whole blocks.
     pub fn row_bytes(self, cols: usize) -> Option<usize> {
         let block = self.block();

@@ -1,17 +1,20 @@
 //! Whether a model fits the memory: estimated from headers, before anything is packed.
 //!
 //! An estimate from above for what a row of the whole context needs; the operators' own small buffers
-//! are a few per cent. Mapped files are not counted: the system takes their pages back.
+//! are a few per cent. Mapped files are not counted: the system takes their pages back. What is found to
+//! fit here finds its room when it is loaded: [`super::kv_budget`] goes by the same numbers.
 
 use serde_json::Value;
 
 use super::{Backend, choose, context_of, limit, mlx_numbers};
 use crate::config::{Config, KvType};
-use crate::model::load::{ModelFiles, TensorFacts};
+use crate::model::load::{ModelFiles, TensorFacts, TensorType};
 use crate::types::{ByteSize, LoadError};
 
-/// Shortest context that is worth proposing.
+/// Shortest context that is worth proposing, and the steps of what is.
 const LEAST_CONTEXT: u64 = 256;
+/// Tokens of the larger backend's block: a row may begin one that it does not fill.
+const MOST_BLOCK_TOKENS: u64 = 256;
 /// Shortest context that is taken without having been asked for.
 const USEFUL_CONTEXT: u32 = 2048;
 
@@ -72,7 +75,7 @@ pub fn estimate(files: &ModelFiles, config: &Config) -> Result<Estimate, LoadErr
             .fold(0, u64::saturating_add),
         kv_per_token,
         context,
-        kv: set.unwrap_or_else(|| kv_per_token.saturating_mul(u64::from(context))),
+        kv: set.unwrap_or_else(|| kv_per_token.saturating_mul(u64::from(context) + MOST_BLOCK_TOKENS)),
         scratch: product(&[tokens, wide, 4]).saturating_add(logits),
         limit: limit(config),
         kv_can_be_halved: element == 4 && backend == Backend::Cpu,
@@ -86,18 +89,37 @@ fn number(config: &Value, key: &str) -> Option<u64> {
     config.get(key).and_then(Value::as_u64).or_else(inner)
 }
 
-/// On the CPU as in the file; MLX widens plain floats to its activations' type, on some devices all weights.
+/// What a backend makes of a tensor, from above.
+///
+/// The CPU keeps the widths of files, but for codes of 2 and 3 bits (kept as 4), scales that are no
+/// halves (kept in single precision), and the factors of K types (a byte each). MLX widens plain floats
+/// and `Q6_K` to its activations' type, keeps other codes with single-precision scales and biases, and
+/// on some devices widens all of it.
 fn packed_bytes(backend: Backend, tensor: &TensorFacts<'_>) -> u64 {
     let elements = tensor.shape.iter().fold(1u64, |all, dim| all.saturating_mul(*dim as u64));
-    match backend {
-        Backend::Mlx if tensor.kind.is_dense() || mlx_numbers().dequantizes => {
-            elements.saturating_mul(mlx_numbers().element_bytes)
+    let affine = |bits: u8, group: u64, scale: u64| {
+        let codes = (elements / 8).saturating_mul(u64::from(bits));
+        codes.saturating_add(elements.div_ceil(group).saturating_mul(2 * scale))
+    };
+    let numbers = mlx_numbers();
+    match (backend, tensor.kind) {
+        (Backend::Cpu, TensorType::Affine { bits, group, .. }) => affine(bits.max(4), group.into(), 4),
+        (Backend::Cpu, TensorType::Q4K | TensorType::Q5K) => (tensor.bytes / 36).saturating_mul(37),
+        (Backend::Cpu, _) => tensor.bytes,
+        (Backend::Mlx, kind) if kind.is_dense() || kind == TensorType::Q6K || numbers.dequantizes => {
+            elements.saturating_mul(numbers.element_bytes)
         }
-        _ => tensor.bytes,
+        (Backend::Mlx, TensorType::Affine { .. }) => tensor.bytes,
+        (Backend::Mlx, kind) => affine(kind.code_bits(), 32, 4),
     }
 }
 
 impl Estimate {
+    /// Bytes that are left for keys and values beside weights and scratch; `None` where nobody knows.
+    pub fn room(&self) -> Option<u64> {
+        Some(self.limit?.saturating_sub(self.weights).saturating_sub(self.scratch))
+    }
+
     /// All of it.
     pub fn total(&self) -> u64 {
         self.weights.saturating_add(self.kv).saturating_add(self.scratch)
@@ -111,7 +133,8 @@ impl Estimate {
     /// The longest context that fits beside weights and scratch, in steps of 256 tokens.
     pub fn fitting_context(&self) -> Option<u64> {
         let left = self.limit?.checked_sub(self.weights)?.checked_sub(self.scratch)?;
-        let tokens = left.checked_div(self.kv_per_token)? / LEAST_CONTEXT * LEAST_CONTEXT;
+        let tokens = left.checked_div(self.kv_per_token)?.checked_sub(MOST_BLOCK_TOKENS)?;
+        let tokens = tokens / LEAST_CONTEXT * LEAST_CONTEXT;
         (tokens >= LEAST_CONTEXT).then(|| tokens.min(u64::from(self.context)))
     }
 
@@ -164,6 +187,7 @@ impl Estimate {
         Err(LoadError::DoesNotFit { message })
     }
 
+    /// Ways that each do it alone.
     fn advice(&self, limit: u64) -> String {
         let mut ways = Vec::new();
         if let Some(tokens) = self.fitting_context() {
@@ -174,14 +198,15 @@ impl Estimate {
                 ways.push(format!("a context of {tokens} tokens (--ctx {tokens})"));
             }
         }
-        if self.kv_can_be_halved {
+        if self.kv_can_be_halved && self.total().saturating_sub(self.kv / 2) <= limit {
             ways.push("half the bytes for keys and values (cpu.kv = \"f16\")".into());
         }
-        let room = limit.saturating_sub(self.scratch) / 4 * 3;
+        let room = limit.saturating_sub(self.scratch).saturating_sub(self.kv);
         // Two bits a weight are the least there is; from sixteen that is an eighth.
-        if room > 0 && room >= self.weights / 8 {
+        if room < self.weights && room >= self.weights / 8 {
             ways.push(format!("a quantisation of at most {}", ByteSize(room)));
-        } else {
+        }
+        if ways.is_empty() {
             ways.push("a smaller model".into());
         }
         format!("What would fit: {}", ways.join("; or "))
