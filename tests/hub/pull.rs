@@ -258,15 +258,61 @@ fn where_nobody_answers_or_may_be_asked_that_is_said() {
 }
 
 #[test]
-fn two_pulls_at_once_fetch_once() {
-    let world = World::folder(2_000_000);
-    std::thread::scope(|scope| {
-        let pulls: Vec<_> = (0..2).map(|_| scope.spawn(|| world.pull("org/name"))).collect();
-        for pull in pulls {
-            pull.join().unwrap().unwrap();
-        }
-    });
-    assert_eq!(world.server.fetches("model.safetensors").len(), 1);
+fn pulls_at_once_fetch_once_and_do_not_disturb_each_other() {
+    for bytes in [2_000_000, 10, 11, 12, 13, 14, 15, 16] {
+        let world = World::folder(bytes);
+        std::thread::scope(|scope| {
+            let pulls: Vec<_> = (0..4).map(|_| scope.spawn(|| world.pull("org/name"))).collect();
+            for pull in pulls {
+                pull.join().unwrap().unwrap();
+            }
+        });
+        assert_eq!(world.server.fetches("model.safetensors").len(), 1);
+    }
+}
+
+#[test]
+fn parts_that_the_repository_itself_lacks_are_named() {
+    let world = World::new();
+    world.server.large("m-00001-of-00003.gguf", weights(10));
+    world.server.large("m-00003-of-00003.gguf", weights(11));
+    let error = text(world.pull("org/name"));
+    assert!(error.contains("m-00002-of-00003.gguf") && !error.contains("00001-of"), "{error}");
+}
+
+#[test]
+fn two_models_of_one_quantisation_go_by_their_files_names() {
+    let world = World::new();
+    world.server.large("a-Q4_K_M.gguf", weights(10));
+    world.server.large("b-Q4_K_M.gguf", weights(11));
+    let error = text(world.pull("org/name"));
+    assert!(error.contains("a-Q4_K_M") && error.contains("b-Q4_K_M"), "{error}");
+    assert!(world.pull("org/name:b-Q4_K_M").unwrap().path.ends_with("b-Q4_K_M.gguf"));
+}
+
+#[test]
+fn some_files_of_another_commit_leave_a_whole_model_in_its_place() {
+    let world = World::folder(1000);
+    let older = "f".repeat(40);
+    world.pull("org/name").unwrap();
+    let snapshots = world.repo().join("snapshots");
+    std::fs::rename(snapshots.join(COMMIT), snapshots.join(&older)).unwrap();
+    let listings = world.repo().join(".greenroom");
+    std::fs::rename(listings.join(format!("{COMMIT}.json")), listings.join(format!("{older}.json"))).unwrap();
+    std::fs::write(world.repo().join("refs/main"), &older).unwrap();
+    let id = HubId::parse("org/name").unwrap();
+    Hub::new(world.settings()).pull(&id, &["*.json".into()], &Told::default()).unwrap();
+    assert_eq!(world.find("org/name").unwrap(), snapshots.join(&older));
+}
+
+#[test]
+fn a_password_in_the_endpoint_is_in_no_message() {
+    let world = World::folder(10);
+    let mut settings = world.settings();
+    let closed = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap();
+    settings.endpoint = Some(format!("http://user:hunter2@{closed}"));
+    let error = text(world.pull_with(settings, "org/name").0);
+    assert!(error.contains(&closed.to_string()) && !error.contains("hunter2"), "{error}");
 }
 
 #[test]
