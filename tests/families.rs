@@ -99,3 +99,88 @@ fn metadata_without_which_text_would_be_wrong_is_asked_for() {
         assert!(error.contains(named), "{model} without {from}: {error}");
     }
 }
+
+/// A metadata value to be spliced into a file: key, GGUF's number of the type, bytes.
+type Spliced<'a> = (&'a str, u32, &'a [u8]);
+
+/// A tiny GGUF file with further metadata and, where named, a further tensor of eight ones, opened and packed.
+fn with_spliced(
+    model: &str,
+    values: &[Spliced<'_>],
+    tensor: Option<&str>,
+) -> Result<load::ModelFiles, LoadError> {
+    let mut file = std::fs::read(common::data(&format!("tiny/gguf-{model}/{model}.gguf"))).unwrap();
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let end = (file.len() as u64).next_multiple_of(32);
+    let mut info = Vec::new();
+    if let Some(name) = tensor {
+        info = [&text(name)[..], &1u32.to_le_bytes(), &8u64.to_le_bytes()].concat();
+        info.extend([&0u32.to_le_bytes()[..], &end.to_le_bytes()].concat());
+        let embedding = text("token_embd.weight");
+        let at = file.windows(embedding.len()).position(|window| window == embedding).unwrap();
+        file.splice(at..at, info.iter().copied());
+        file[8] += 1;
+    }
+    let mut spliced: Vec<u8> = values
+        .iter()
+        .flat_map(|(key, kind, value)| [&text(key)[..], &kind.to_le_bytes(), value].concat())
+        .collect();
+    // Data stays aligned when whole units are put before it.
+    let head = 8 + 3 + 4 + 8;
+    let padding =
+        (spliced.len() + info.len() + head).next_multiple_of(32) - spliced.len() - info.len() - head;
+    spliced.extend([&text("pad")[..], &8u32.to_le_bytes(), &text(&" ".repeat(padding))].concat());
+    file[16] += values.len() as u8 + 1;
+    file.splice(24..24, spliced);
+    if tensor.is_some() {
+        file.resize(2 * end as usize + 4096, 0);
+        let ones = file.len();
+        file[ones - 4096..].chunks_exact_mut(4).for_each(|chunk| chunk.copy_from_slice(&1f32.to_le_bytes()));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::write(&path, file).unwrap();
+    let files = load::open(&path)?;
+    families::pack::<PlainOps>(&files, &())?;
+    Ok(files)
+}
+
+#[test]
+fn a_rope_factor_without_a_kind_is_linear() {
+    for key in ["llama.rope.scaling.factor", "llama.rope.scale_linear"] {
+        let scaling = |factor: f32| {
+            let files = with_spliced("llama-f32", &[(key, 6, &factor.to_le_bytes())], None).expect("opens");
+            files.config.get("rope_scaling").cloned()
+        };
+        assert_eq!(scaling(4.0), Some(json!({"rope_type": "linear", "factor": 4.0})), "{key}");
+        assert_eq!((scaling(0.0), scaling(1.0)), (None, None), "{key}");
+    }
+}
+
+#[test]
+fn metadata_that_changes_attention_or_rope_is_refused_by_key() {
+    let factor = 1.5f32.to_le_bytes();
+    for (key, kind, value) in
+        [("llama.rope.scaling.attn_factor", 6, &factor[..]), ("llama.attention.causal", 7, &[0][..])]
+    {
+        let error = with_spliced("llama-f32", &[(key, kind, value)], None).unwrap_err();
+        assert!(matches!(&error, LoadError::Unsupported { message } if message.contains(key)), "{error}");
+    }
+    assert!(with_spliced("llama-f32", &[("llama.attention.causal", 7, &[1])], None).is_ok());
+}
+
+#[test]
+fn rope_factors_that_an_architecture_does_not_read_are_refused() {
+    for (model, tensor) in [
+        ("gemma3", "rope_freqs.weight"),
+        ("phi3", "rope_freqs.weight"),
+        ("llama-f32", "rope_factors_long.weight"),
+    ] {
+        match with_spliced(model, &[], Some(tensor)) {
+            Err(LoadError::Tensor { name, .. }) => assert_eq!(name, tensor, "{model}"),
+            other => panic!("{model}: {other:?}"),
+        }
+    }
+    let llama = with_spliced("llama-f32", &[], Some("rope_freqs.weight"));
+    assert!(llama.expect("reads them").config.get("rope_freq_factors").is_some());
+}

@@ -176,7 +176,8 @@ fn prepare_cpu(
     prepare::<crate::model::cpu::CpuOps>(files, config, config.cpu.clone(), units)
 }
 
-/// Metal on a Mac, MLX's CPU device elsewhere; half precision in the checkpoint's own type.
+/// Metal on a Mac, MLX's CPU device elsewhere; half precision in the type that the family and its
+/// checkpoint bear.
 #[cfg(feature = "mlx")]
 fn prepare_mlx(
     files: &ModelFiles,
@@ -186,9 +187,8 @@ fn prepare_mlx(
     use crate::model::mlx::{MlxConfig, MlxDevice, MlxOps, MlxType};
 
     let device = if cfg!(target_os = "macos") { MlxDevice::Gpu } else { MlxDevice::Cpu };
-    let stored = ["dtype", "torch_dtype"].iter().find_map(|key| files.config.get(key)?.as_str());
-    let checkpoint = if stored == Some("bfloat16") { MlxType::BF16 } else { MlxType::F16 };
-    let ops = MlxConfig::for_device(device, checkpoint);
+    let half = if families::fits_float16(&files.config) { MlxType::F16 } else { MlxType::BF16 };
+    let ops = MlxConfig::for_device(device, half);
     let units = KvUnits { element_bytes: ops.activations.bytes(), block_tokens: 256, room };
     prepare::<MlxOps>(files, config, ops, units)
 }
@@ -207,7 +207,7 @@ fn mlx_numbers() -> MlxNumbers {
     use crate::model::mlx::{MlxConfig, MlxDevice, MlxType};
 
     let device = if cfg!(target_os = "macos") { MlxDevice::Gpu } else { MlxDevice::Cpu };
-    let config = MlxConfig::for_device(device, MlxType::F16);
+    let config = MlxConfig::for_device(device, MlxType::BF16);
     MlxNumbers { element_bytes: config.activations.bytes(), dequantizes: config.dequantize }
 }
 

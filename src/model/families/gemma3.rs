@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::block::{HeadNorms, LayerSpec};
 use super::hyperparameters::{Hyperparameters, MAX_CONTEXT};
-use super::stack::StackSpec;
-use super::{gemma2, rope, windows};
+use super::stack::{StackSpec, rounded_as_declared};
+use super::{declared_type, gemma2, rope, windows};
 use crate::types::LoadError;
 
 /// Base of layers that see everything, and of those with a window.
@@ -46,7 +46,15 @@ pub fn spec(config: &Hyperparameters<'_>) -> Result<StackSpec, LoadError> {
 /// As [`spec`]; `Format` without a text part.
 pub fn text_part(config: &Hyperparameters<'_>) -> Result<StackSpec, LoadError> {
     match config.object("text_config", "text_config.")? {
-        Some(text) => spec(&text),
+        Some(text) => {
+            let mut spec = spec(&text)?;
+            // The outer type holds for all parts that name none of their own.
+            if declared_type(text.raw()).is_none() {
+                let root = (spec.sizes.hidden as f32).sqrt();
+                spec.embedding_scale = rounded_as_declared(config.raw(), root);
+            }
+            Ok(spec)
+        }
         None => Err(config.wrong("text_config", "is missing")),
     }
 }
@@ -65,6 +73,7 @@ fn defaults() -> Value {
 /// the older one (scaling is for full layers alone).
 fn ropes(config: &Hyperparameters<'_>, head_dim: usize) -> Result<[rope::RopeSpec; 2], LoadError> {
     let [full, sliding] = THETAS;
+    rope::refuse_partial(config)?;
     if let Some(parameters) = config.object("rope_parameters", "rope_parameters.")? {
         let of = |key, prefix| parameters.object(key, prefix);
         let both = [
@@ -74,6 +83,11 @@ fn ropes(config: &Hyperparameters<'_>, head_dim: usize) -> Result<[rope::RopeSpe
         if let [None, None] = both {
             let message = "has neither `full_attention` nor `sliding_attention`";
             return Err(config.wrong("rope_parameters", message));
+        }
+        // An older object would be for full layers alone: it may only repeat what is said of them.
+        let older = config.object("rope_scaling", "rope_scaling.")?.filter(|older| !older.is_empty());
+        if older.is_some_and(|older| both[0].is_none_or(|full| full.raw() != older.raw())) {
+            return Err(rope::two_ropes(config));
         }
         return Ok([
             rope::of_layers(both[0].as_ref(), head_dim, full)?,

@@ -105,6 +105,11 @@ impl<'a> Hyperparameters<'a> {
         self.values.get(key).or_else(default).filter(|value| !value.is_null())
     }
 
+    /// Whether it is an object without keys.
+    pub fn is_empty(&self) -> bool {
+        self.values.as_object().is_some_and(|values| values.is_empty())
+    }
+
     /// The first key that holds an object.
     pub fn nested(&self) -> Option<&'a str> {
         let (key, _) = self.values.as_object()?.iter().find(|(_, value)| value.is_object())?;
@@ -197,6 +202,9 @@ impl<'a> Hyperparameters<'a> {
     /// # Errors
     /// `Unsupported` for one that is not known, `Format`.
     pub fn activation(&self, key: &str) -> Result<Act, LoadError> {
+        if self.values.get(key).is_some_and(Value::is_null) {
+            return Err(self.refused(key, "null", "name the activation, or leave the key out"));
+        }
         match self.word(key)? {
             None | Some("silu" | "swish") => Ok(Act::Silu),
             Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Act::GeluTanh),

@@ -6,6 +6,10 @@
 //! forward as another [`Decoder`]. No file here knows a device or a file format. Values of a
 //! configuration are untrusted: [`hyperparameters`] bounds every one of them.
 
+use std::path::Path;
+
+use serde_json::Value;
+
 use crate::model::load::ModelFiles;
 use crate::model::ops::{KvShape, Logits, Ops, Step};
 use crate::types::{EngineError, LoadError};
@@ -26,7 +30,7 @@ pub mod smollm3;
 pub mod stack;
 pub mod windows;
 
-use hyperparameters::Hyperparameters;
+use hyperparameters::{Hyperparameters, Sizes};
 use stack::StackSpec;
 
 /// What a configuration of a family says.
@@ -111,14 +115,50 @@ impl<O: Ops> PackedDecoder<O> {
 /// `Format` naming a configuration key, `Tensor` for one that is missing, of
 /// another shape, or not part of the model.
 pub fn pack<O: Ops + 'static>(files: &ModelFiles, config: &O::Config) -> Result<PackedDecoder<O>, LoadError> {
-    let model_type = files.config.get("model_type").and_then(|kind| kind.as_str());
-    let family = KNOWN.iter().find(|(known, _)| Some(*known) == model_type);
-    let (_, read) = family.ok_or_else(|| unknown(model_type))?;
-    let packed = stack::pack(files, read(&Hyperparameters::new(files))?, config)?;
+    let packed = stack::pack(files, spec(&files.path, &files.config)?, config)?;
     match files.tensors.unconsumed().as_slice() {
         [] => Ok(packed),
         [first, rest @ ..] => Err(LoadError::Tensor { name: first.clone(), message: left_over(rest) }),
     }
+}
+
+/// A model's sizes, with its family's defaults for what its configuration leaves out.
+///
+/// # Errors
+/// `Unsupported` and `Format` as [`pack`].
+pub fn sizes(files: &ModelFiles) -> Result<Sizes, LoadError> {
+    sizes_of(&files.path, &files.config)
+}
+
+/// As [`sizes`], of a configuration alone; `path` is for errors.
+///
+/// # Errors
+/// As [`sizes`].
+pub fn sizes_of(path: &Path, config: &Value) -> Result<Sizes, LoadError> {
+    Ok(spec(path, config)?.sizes)
+}
+
+fn spec(path: &Path, config: &Value) -> Result<StackSpec, LoadError> {
+    let model_type = config.get("model_type").and_then(Value::as_str);
+    let family = KNOWN.iter().find(|(known, _)| Some(*known) == model_type);
+    let (_, read) = family.ok_or_else(|| unknown(model_type))?;
+    read(&Hyperparameters::of(path, config))
+}
+
+/// Families whose residual stream grows beyond the largest float16, 65,504.
+const BEYOND_FLOAT16: [&str; 3] = ["gemma2", "gemma3", "gemma3_text"];
+
+/// Whether a model computes in float16 where a device computes in half precision: when its configuration
+/// says so and its family's numbers stay small. All else is for bfloat16, whose range is single precision's.
+pub fn fits_float16(config: &Value) -> bool {
+    let model_type = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
+    declared_type(config) == Some("float16") && !BEYOND_FLOAT16.contains(&model_type)
+}
+
+/// The type that a configuration says its checkpoint has, as PyTorch names it.
+fn declared_type(config: &Value) -> Option<&str> {
+    let declared = ["dtype", "torch_dtype"].iter().find_map(|key| config.get(key)?.as_str())?;
+    Some(declared.strip_prefix("torch.").unwrap_or(declared))
 }
 
 /// The error for a family that is not [`KNOWN`].

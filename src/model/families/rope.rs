@@ -48,10 +48,7 @@ pub fn read(
 ) -> Result<RopeSpec, LoadError> {
     let parameters = parameters(config)?;
     for source in [Some(*config), parameters].into_iter().flatten() {
-        let part = source.positive("partial_rotary_factor")?;
-        if let Some(part) = part.filter(|part| *part != 1.0) {
-            return Err(source.refused("partial_rotary_factor", part, "only 1 is supported"));
-        }
+        refuse_partial(&source)?;
     }
     let theta = theta(config, parameters.as_ref(), default_theta)?;
     let mut frequencies = unscaled(theta, head_dim);
@@ -66,6 +63,19 @@ pub fn read(
     Ok(spec(frequencies))
 }
 
+/// Refuses heads that are rotated in part.
+///
+/// # Errors
+/// `Unsupported`, and `Format` for what is not a number above 0.
+pub fn refuse_partial(source: &Hyperparameters<'_>) -> Result<(), LoadError> {
+    match source.positive("partial_rotary_factor")? {
+        Some(part) if part != 1.0 => {
+            Err(source.refused("partial_rotary_factor", part, "only 1 is supported"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Frequencies of one kind of layer, by its own parameters.
 ///
 /// # Errors
@@ -78,6 +88,7 @@ pub fn of_layers(
     let own = parameters.map(|inner| inner.positive("rope_theta")).transpose()?.flatten();
     let mut frequencies = unscaled(own.unwrap_or(theta), head_dim);
     if let Some(parameters) = parameters {
+        refuse_partial(parameters)?;
         scale(parameters, &mut frequencies)?;
     }
     Ok(spec(frequencies))
@@ -106,9 +117,10 @@ fn long(
     frequencies: Vec<f64>,
     context: u32,
 ) -> Result<RopeSpec, LoadError> {
-    let original = match parameters.count(ORIGINAL, MAX_POSITIONS)? {
+    // The reference lets the outer key win, its default included.
+    let original = match config.count(ORIGINAL, MAX_POSITIONS)? {
         Some(original) => original,
-        None => config.needed_count(ORIGINAL, MAX_POSITIONS)?,
+        None => parameters.needed_count(ORIGINAL, MAX_POSITIONS)?,
     } as f64;
     let factor = parameters.positive("factor")?.unwrap_or(f64::from(context) / original);
     let scale = match parameters.positive("attention_factor")? {
@@ -158,10 +170,17 @@ fn rotated(
 }
 
 fn parameters<'a>(config: &Hyperparameters<'a>) -> Result<Option<Hyperparameters<'a>>, LoadError> {
-    match config.object("rope_parameters", "rope_parameters.")? {
-        Some(parameters) => Ok(Some(parameters)),
-        None => config.object("rope_scaling", "rope_scaling."),
+    let newer = config.object("rope_parameters", "rope_parameters.")?;
+    let older = config.object("rope_scaling", "rope_scaling.")?.filter(|older| !older.is_empty());
+    match (newer, older) {
+        (Some(newer), Some(older)) if newer.raw() != older.raw() => Err(two_ropes(config)),
+        (newer, older) => Ok(older.or(newer)),
     }
+}
+
+/// The error where both spellings are there and differ: which one wins is nothing to guess.
+pub fn two_ropes(config: &Hyperparameters<'_>) -> LoadError {
+    config.wrong("rope_scaling", "and `rope_parameters` are both there and differ; one must go")
 }
 
 fn theta(

@@ -12,7 +12,7 @@ use crate::types::{EngineError, LoadError};
 use super::block::{Block, BlockSpec, LayerSpec, PackedBlock};
 use super::hyperparameters::Sizes;
 use super::rope::RopeSpec;
-use super::{Adopt, Decoder, DecoderFacts, PackedDecoder};
+use super::{Adopt, Decoder, DecoderFacts, PackedDecoder, declared_type};
 
 /// How tensors are called: what stands before `layers.0` and `norm`, and the head.
 const NAMES: &[(&str, &str)] = &[
@@ -126,8 +126,7 @@ fn facts(spec: &StackSpec) -> DecoderFacts {
 /// A number rounded to the type that a checkpoint declares as its own, as the
 /// reference computes in that type; itself where none is declared.
 pub fn rounded_as_declared(config: &Value, x: f32) -> f32 {
-    let declared = config.get("dtype").or_else(|| config.get("torch_dtype"));
-    match declared.and_then(Value::as_str).map(|name| name.trim_start_matches("torch.")) {
+    match declared_type(config) {
         Some("bfloat16") => half::bf16::from_f32(x).to_f32(),
         Some("float16") => half::f16::from_f32(x).to_f32(),
         _ => x,

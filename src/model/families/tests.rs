@@ -44,7 +44,7 @@ fn frequencies(changes: Value) -> Vec<f32> {
 
 #[test]
 fn absent_keys_take_their_usual_values() {
-    let spec = llama(&with(json!({"num_key_value_heads": null, "hidden_act": null}))).unwrap();
+    let spec = llama(&with(json!({"num_key_value_heads": null}))).unwrap();
     assert_eq!((spec.sizes.kv_heads, spec.sizes.head_dim, spec.sizes.tied), (4, 16, false));
     let explicit = qwen3(&with(json!({"head_dim": 32, "tie_word_embeddings": true}))).unwrap();
     assert_eq!((explicit.sizes.head_dim, explicit.sizes.tied), (32, true));
@@ -118,6 +118,11 @@ fn switches_that_are_not_there_are_refused_when_on() {
         "layer_types": ["full_attention", "full_attention"]});
     assert!(qwen3(&with(off)).is_ok());
     refused(llama(&with(json!({"hidden_act": "relu2"}))), "hidden_act");
+    refused(llama(&with(json!({"hidden_act": null}))), "hidden_act");
+    refused(gemma3::spec(&of(&with(json!({"hidden_activation": null})))), "hidden_activation");
+    refused(gemma3::spec(&of(&with(json!({"partial_rotary_factor": 0.5})))), "partial_rotary_factor");
+    let part = json!({"full_attention": {"partial_rotary_factor": 0.5}});
+    refused(gemma3::spec(&of(&with(json!({ "rope_parameters": part })))), "partial_rotary_factor");
     refused(llama(&with(json!({"partial_rotary_factor": 0.5}))), "partial_rotary_factor");
     refused(llama(&with(json!({"rope_scaling": {"rope_type": "yarn", "factor": 4}}))), "yarn");
     refused(
@@ -146,6 +151,23 @@ fn both_spellings_of_rope_say_the_same() {
         scaling(json!({"type": "linear", "factor": 4}), json!(10000)),
         frequencies(json!({})).iter().map(|frequency| frequency / 4.0).collect::<Vec<_>>()
     );
+}
+
+#[test]
+fn two_spellings_of_rope_that_differ_are_refused() {
+    let linear = |factor: f64| json!({"rope_type": "linear", "factor": factor, "rope_theta": 10000.0});
+    let both = |scaling: Value, parameters: Value| {
+        with(json!({"rope_scaling": scaling, "rope_parameters": parameters}))
+    };
+    let differ = both(linear(4.0), linear(2.0));
+    let nested = both(linear(4.0), json!({"full_attention": linear(2.0)}));
+    let results = [llama(&differ), phi3::spec(&of(&differ)), gemma3::spec(&of(&nested))];
+    for error in results.map(|result| result.unwrap_err().to_string()) {
+        assert!(error.contains("`rope_scaling`") && error.contains("`rope_parameters`"), "{error}");
+    }
+    assert!(llama(&both(linear(4.0), linear(4.0))).is_ok());
+    assert!(llama(&both(json!({}), linear(4.0))).is_ok());
+    assert!(gemma3::spec(&of(&both(linear(4.0), json!({"full_attention": linear(4.0)})))).is_ok());
 }
 
 #[test]
@@ -225,6 +247,40 @@ fn an_embedding_is_scaled_in_the_type_that_the_checkpoint_declares() {
 }
 
 #[test]
+fn a_text_part_without_a_type_has_the_outer_one() {
+    let text = with(json!({"hidden_size": 640, "num_attention_heads": 4}));
+    let scale = |config: Value| gemma3::text_part(&of(&config)).unwrap().embedding_scale;
+    assert_eq!(scale(json!({"dtype": "bfloat16", "text_config": text})), 25.25);
+    assert_eq!(scale(json!({"torch_dtype": "bfloat16", "text_config": text})), 25.25);
+    let mut own = text.clone();
+    own["dtype"] = json!("float32");
+    assert_eq!(scale(json!({"dtype": "bfloat16", "text_config": own})), 640f32.sqrt());
+    assert_eq!(scale(json!({"text_config": text})), 640f32.sqrt());
+}
+
+#[test]
+fn float16_is_for_models_that_say_so_and_stay_within_it() {
+    let of = |family: &str, key: &str, name: Value| fits_float16(&json!({"model_type": family, key: name}));
+    assert!(of("llama", "torch_dtype", json!("float16")) && of("phi3", "dtype", json!("torch.float16")));
+    for name in [json!("bfloat16"), json!("float32"), json!(null), json!(16)] {
+        assert!(!of("llama", "dtype", name.clone()), "{name}");
+    }
+    assert!(!fits_float16(&json!({"model_type": "llama"})), "a GGUF file says nothing");
+    for family in ["gemma2", "gemma3", "gemma3_text"] {
+        assert!(!of(family, "dtype", json!("float16")), "{family}: its residual stream passes 65,504");
+    }
+}
+
+#[test]
+fn sizes_have_the_familys_defaults() {
+    let config =
+        json!({"model_type": "gemma3", "text_config": {"hidden_size": 2560, "num_hidden_layers": 34}});
+    let sizes = sizes_of(Path::new("config.json"), &config).unwrap();
+    assert_eq!((sizes.hidden, sizes.layers, sizes.kv_heads, sizes.head_dim), (2560, 34, 4, 256));
+    assert_eq!((sizes.vocab, sizes.context, sizes.intermediate), (262_208, 131_072, 9216));
+}
+
+#[test]
 fn long_contexts_have_their_own_frequencies() {
     let factors = |long: f64| {
         json!({"type": "longrope", "short_factor": [1, 1, 1, 1, 1, 1],
@@ -249,6 +305,10 @@ fn long_contexts_have_their_own_frequencies() {
         let error = phi3::spec(&of(&config(scaling))).unwrap_err().to_string();
         assert!(error.contains(named), "{error}");
     }
+    let mut inner = factors(2.0);
+    inner["original_max_position_embeddings"] = json!(32);
+    let spec = phi3::spec(&of(&config(inner))).unwrap();
+    assert_eq!(spec.ropes[0].long.as_ref().unwrap().0, 64, "the outer key wins");
     let odd = with(json!({"partial_rotary_factor": 0.2}));
     assert!(phi3::spec(&of(&odd)).unwrap_err().to_string().contains("partial_rotary_factor"));
 }

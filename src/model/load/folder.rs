@@ -18,16 +18,36 @@ use crate::types::LoadError;
 use quantization::Quantization;
 use safetensors::{Dtype, Stored};
 
-/// Largest JSON file read: a vocabulary with merges is the longest there is.
-const MAX_JSON: u64 = 256 << 20;
+/// Largest vocabulary with merges that is read.
+const MAX_TOKENIZER: u64 = 256 << 20;
+/// Largest list of a checkpoint's tensors.
+const MAX_INDEX: u64 = 64 << 20;
+/// Largest of all other files that are read whole: parsed they take many times their bytes.
+const MAX_SETTINGS: u64 = 16 << 20;
 /// Most files a checkpoint may be split into.
 const MAX_SHARDS: usize = 4096;
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 
+/// Keys by which other formats tell the families what no folder says. A folder's are taken out: nobody
+/// who wrote them meant ours.
+const PRIVATE: [&str; 3] = ["rms_norm_one_is_added", "rope_freq_factors", "rope_dimension_count"];
+
+/// The folder's configuration.
+fn configuration(path: &Path) -> Result<Value, LoadError> {
+    let mut config = required_json(&path.join("config.json"))?;
+    let whole =
+        config.as_object_mut().ok_or_else(|| malformed(&path.join("config.json"), "is not an object"))?;
+    PRIVATE.iter().for_each(|key| drop(whole.remove(*key)));
+    if let Some(text) = whole.get_mut("text_config").and_then(Value::as_object_mut) {
+        PRIVATE.iter().for_each(|key| drop(text.remove(*key)));
+    }
+    Ok(config)
+}
+
 /// Opens a folder.
 pub(super) fn open(path: &Path) -> Result<ModelFiles, LoadError> {
-    let config = required_json(&path.join("config.json"))?;
+    let config = configuration(path)?;
     let family = config
         .get("model_type")
         .and_then(Value::as_str)
@@ -43,7 +63,7 @@ pub(super) fn open(path: &Path) -> Result<ModelFiles, LoadError> {
 
 /// The text side alone.
 pub(super) fn open_text(path: &Path) -> Result<TextModel, LoadError> {
-    text::text_model(path, &required_json(&path.join("config.json"))?)
+    text::text_model(path, &configuration(path)?)
 }
 
 /// Maps all shards and enters their tensors.
@@ -169,8 +189,13 @@ fn optional_bytes(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(io(error)),
     };
-    if size > MAX_JSON {
-        return Err(malformed(path, format!("has {size} bytes; at most {MAX_JSON} are read")));
+    let most = match path.file_name().and_then(|name| name.to_str()) {
+        Some("tokenizer.json") => MAX_TOKENIZER,
+        Some(INDEX) => MAX_INDEX,
+        _ => MAX_SETTINGS,
+    };
+    if size > most {
+        return Err(malformed(path, format!("has {size} bytes; at most {most} are read")));
     }
     std::fs::read(path).map(Some).map_err(io)
 }

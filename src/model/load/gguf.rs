@@ -49,7 +49,11 @@ pub(super) fn open(path: &Path) -> Result<ModelFiles, LoadError> {
     }
     let vocab = embedding_rows(&header, path)?;
     let [all, long, short] = ROPE_FACTORS;
-    let factors = |name| rope_factors(&header, &files, name);
+    let read = rope_factors_of(architecture);
+    let factors = |name| match read.contains(&name) {
+        true => rope_factors(&header, &files, name),
+        false => Ok(None),
+    };
     let factors = config::RopeFactors { all: factors(all)?, long: factors(long)?, short: factors(short)? };
     let (config, head_dim) = config::hugging_face(metadata, architecture, &header.tensors, vocab, factors)?;
     let mut text = text::text_model(metadata, vocab, path)?;
@@ -58,7 +62,7 @@ pub(super) fn open(path: &Path) -> Result<ModelFiles, LoadError> {
     let entries: Vec<(String, Entry)> = header
         .tensors
         .iter()
-        .filter(|info| !ROPE_FACTORS.contains(&info.name))
+        .filter(|info| !read.contains(&info.name))
         .map(|info| entry(info, architecture, head_dim))
         .collect::<Result<_, _>>()?;
     let family = architecture.to_owned();
@@ -102,6 +106,17 @@ fn embedding_rows(header: &Header<'_>, path: &Path) -> Result<usize, LoadError> 
     match table.shape[..] {
         [rows, _] => Ok(rows),
         _ => Err(LoadError::Tensor { name: EMBEDDING.into(), message: "is not a matrix".into() }),
+    }
+}
+
+/// Those of the factors that an architecture reads. Others stay in the table, where a tensor that
+/// nobody reads is refused.
+fn rope_factors_of(architecture: &str) -> &'static [&'static str] {
+    match architecture {
+        // Its kinds of layers rotate by frequencies of their own.
+        "gemma3" => &[],
+        "phi3" => &ROPE_FACTORS[1..],
+        _ => &ROPE_FACTORS[..1],
     }
 }
 

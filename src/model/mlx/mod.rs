@@ -70,7 +70,7 @@ impl MlxConfig {
             MlxDevice::Cpu => Self { device, activations: MlxType::F32, dequantize: true },
             MlxDevice::Gpu => Self {
                 device,
-                activations: if checkpoint == MlxType::BF16 { MlxType::BF16 } else { MlxType::F16 },
+                activations: if checkpoint == MlxType::F16 { MlxType::F16 } else { MlxType::BF16 },
                 dequantize: false,
             },
         }

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::{ends, malformed, model_id};
 use super::{optional_bytes, optional_json};
+use crate::model::families;
 use crate::model::template::ChatTemplate;
 use crate::model::text::TextModel;
 use crate::model::tokenizer::Tokenizer;
@@ -29,11 +30,18 @@ pub(super) fn text_model(folder: &Path, config: &Value) -> Result<TextModel, Loa
 
     // A model that was made for more than text describes its text part apart.
     let text = |key: &str| config.get("text_config").and_then(|text| text.get(key));
+    // Published configurations leave out what their family has as a default.
+    let family_default = |key: &str| {
+        let is_absent = config.get(key).or_else(|| text(key)).is_none();
+        let sizes = is_absent.then(|| families::sizes_of(&config_path, config).ok()).flatten()?;
+        Some(if key == "vocab_size" { sizes.vocab as u64 } else { sizes.context.into() })
+    };
     let number = |key: &str| {
         let value = config
             .get(key)
             .or_else(|| text(key))
             .and_then(Value::as_u64)
+            .or_else(|| family_default(key))
             .and_then(|value| u32::try_from(value).ok());
         value
             .filter(|value| *value > 0)

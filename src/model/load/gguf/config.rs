@@ -41,7 +41,17 @@ pub(super) fn hugging_face(
         _ => Ok(()),
     };
     same("attention.value_length", head_dim, "keys and values of different widths are not supported")?;
+    if metadata.flag(&key("attention.causal"))? == Some(false) {
+        return Err(refused(
+            &key("attention.causal"),
+            "is false, attention in both directions is not supported",
+        ));
+    }
     if architecture != "phi3" {
+        let name = key("rope.scaling.attn_factor");
+        if let Some(factor) = metadata.float(&name)?.filter(|factor| *factor != 1.0) {
+            return Err(refused(&name, &format!("is {factor}, 1 is supported in this architecture")));
+        }
         same("rope.dimension_count", head_dim, "rotating a part of a head is not supported")?;
     }
     same("expert_count", 0, "mixtures of experts are not supported")?;
@@ -159,7 +169,7 @@ impl Own<'_> {
         }
     }
 
-    /// Which layers slide, where the file says it: a period, or a flag a layer.
+    /// Which layers slide, where the file says it by a period; flags for single layers are refused.
     fn pattern(&self, config: &mut Map<String, Value>) -> Result<(), LoadError> {
         let key = self.key("attention.sliding_window_pattern");
         match self.metadata.get(&key) {
@@ -194,8 +204,9 @@ impl Own<'_> {
         let scale = self.metadata.float(&self.key("rope.scaling.attn_factor"))?.unwrap_or(1.0);
         let scaling = json!({
             "rope_type": "longrope", "short_factor": short, "long_factor": long,
-            "attention_factor": scale, "original_max_position_embeddings": original,
+            "attention_factor": scale,
         });
+        config.insert("original_max_position_embeddings".into(), original.into());
         config.insert("rope_scaling".into(), scaling);
         Ok(())
     }
@@ -217,13 +228,17 @@ impl Own<'_> {
     }
 }
 
+/// A factor without a kind means linear; 0 and 1 mean none. Older files have it under another name.
 fn rope_scaling(metadata: &Metadata<'_>, key: &impl Fn(&str) -> String) -> Result<Option<Value>, LoadError> {
+    let factor = match metadata.float(&key("rope.scaling.factor"))? {
+        None => metadata.float(&key("rope.scale_linear"))?,
+        factor => factor,
+    };
+    let factor = factor.filter(|factor| *factor != 0.0).unwrap_or(1.0);
     match metadata.optional_text(&key("rope.scaling.type"))? {
-        None | Some("none") => Ok(None),
-        Some(kind) => {
-            let factor = metadata.float(&key("rope.scaling.factor"))?.unwrap_or(1.0);
-            Ok(Some(json!({"rope_type": kind, "factor": factor})))
-        }
+        Some("none") => Ok(None),
+        None if factor == 1.0 => Ok(None),
+        kind => Ok(Some(json!({"rope_type": kind.unwrap_or("linear"), "factor": factor}))),
     }
 }
 

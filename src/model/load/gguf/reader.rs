@@ -15,6 +15,14 @@ use crate::types::LoadError;
 const MAX_NESTING: usize = 4;
 /// Longest array kept: far beyond any vocabulary.
 const MAX_ARRAY: u64 = 8 << 20;
+/// Lists that are kept.
+const READ_LISTS: [&str; 5] = [
+    "tokenizer.ggml.tokens",
+    "tokenizer.ggml.token_type",
+    "tokenizer.ggml.scores",
+    "tokenizer.ggml.merges",
+    "tokenizer.chat_templates",
+];
 const MAX_DIMENSIONS: u32 = 4;
 const DEFAULT_ALIGNMENT: u64 = 32;
 const SUPPORTED_TYPES: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K";
@@ -352,6 +360,11 @@ impl<'a> Metadata<'a> {
     }
 }
 
+/// Whether a list is asked for by anybody; others are passed over and not kept.
+fn is_read(key: &str) -> bool {
+    READ_LISTS.contains(&key)
+}
+
 struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -418,7 +431,7 @@ impl<'a> Cursor<'a> {
             6 => Value::Float(f64::from(f32::from_le_bytes(self.array()?))),
             7 => Value::Bool(self.array::<1>()? != [0]),
             8 => Value::Text(self.text()?),
-            9 => return self.list(key, depth),
+            9 => return self.list(key, depth, is_read(key)),
             12 => Value::Float(f64::from_le_bytes(self.array()?)),
             _ => Value::Int(self.int(kind, key)?),
         })
@@ -440,7 +453,12 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    fn list(&mut self, key: &str, depth: usize) -> Result<Value<'a>, LoadError> {
+    fn skipped(&mut self, bytes: u64) -> Result<Value<'a>, LoadError> {
+        self.take(bytes)?;
+        Ok(Value::Other)
+    }
+
+    fn list(&mut self, key: &str, depth: usize, is_kept: bool) -> Result<Value<'a>, LoadError> {
         if depth >= MAX_NESTING {
             return Err(malformed(self.path, format!("metadata `{key}` is nested too deeply")));
         }
@@ -463,20 +481,24 @@ impl<'a> Cursor<'a> {
             ));
         }
         Ok(match kind {
+            9 => {
+                for _ in 0..count {
+                    self.list(key, depth + 1, false)?;
+                }
+                Value::Other
+            }
+            7 | 12 => self.skipped(count * smallest)?,
+            _ if kind != 8 && !is_kept => self.skipped(count * smallest)?,
+            8 if !is_kept => {
+                for _ in 0..count {
+                    self.text()?;
+                }
+                Value::Other
+            }
             8 => Value::Texts((0..count).map(|_| self.text()).collect::<Result<_, _>>()?),
             6 => Value::Floats(
                 (0..count).map(|_| self.array().map(f32::from_le_bytes)).collect::<Result<_, _>>()?,
             ),
-            7 | 12 => {
-                self.take(count * smallest)?;
-                Value::Other
-            }
-            9 => {
-                for _ in 0..count {
-                    self.list(key, depth + 1)?;
-                }
-                Value::Other
-            }
             _ => Value::Ints(
                 // Numbers beyond 63 bits are in no list that is read.
                 (0..count).map(|_| self.int(kind, key).map(|n| n as i64)).collect::<Result<_, _>>()?,
