@@ -133,9 +133,9 @@ fn with_spliced(
     file[16] += values.len() as u8 + 1;
     file.splice(24..24, spliced);
     if tensor.is_some() {
-        file.resize(2 * end as usize + 4096, 0);
-        let ones = file.len();
-        file[ones - 4096..].chunks_exact_mut(4).for_each(|chunk| chunk.copy_from_slice(&1f32.to_le_bytes()));
+        let ones = file.len().next_multiple_of(4);
+        file.resize(ones, 0);
+        file.extend(1f32.to_le_bytes().repeat(ones / 2));
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");

@@ -229,6 +229,12 @@ fn a_configuration_that_contradicts_the_shapes_is_refused_with_both_figures() {
             json!({"bits": 8, "group_size": 32, "language_model.model.layers.0.self_attn.q_proj": {"bits": 6, "group_size": 32}}),
             "are 8 bits; config.json says 6 bits",
         ),
+        // The longest name wins, and one that ends within a word is another's.
+        (
+            json!({"bits": 8, "group_size": 32, "q_proj": {"bits": 3}, "a.model.layers.0.self_attn.q_proj": {"bits": 2},
+                "b.a.model.layers.0.self_attn.q_proj": {"bits": 6}, "xmodel.layers.0.self_attn.q_proj": {"bits": 5}}),
+            "are 8 bits; config.json says 6 bits",
+        ),
         (
             json!({"bits": 8, "group_size": 32, "layers.0.self_attn.q_proj": {"bits": 3}}),
             "are 8 bits; config.json says 3 bits",
@@ -408,6 +414,55 @@ fn folders_that_lack_something_say_what() {
     }
     let files = load::open(folder.path()).expect("opens as a base model");
     assert!(files.text.template.is_none());
+}
+
+#[test]
+fn what_a_configuration_leaves_out_is_the_familys() {
+    let folder = tiny_copy("gemma3-parts");
+    edit_json(&folder.path().join("config.json"), |config| {
+        let all = config.as_object_mut().expect("an object");
+        all.remove("vocab_size");
+        all.remove("max_position_embeddings");
+        let text = all["text_config"].as_object_mut().expect("an object");
+        text.remove("vocab_size");
+        text.remove("max_position_embeddings");
+    });
+    let files = load::open(folder.path()).expect("opens");
+    let sizes = greenroom::model::families::sizes(&files).expect("has sizes");
+    assert_eq!((files.text.context, sizes.context, sizes.vocab), (131_072, 131_072, 262_208));
+}
+
+#[test]
+fn keys_of_other_formats_mean_nothing_in_a_folder() {
+    let folder = tiny_copy("llama");
+    edit_json(&folder.path().join("config.json"), |config| {
+        config["rope_freq_factors"] = json!([1, 2]);
+        config["rms_norm_one_is_added"] = json!(true);
+        config["rope_dimension_count"] = json!(2);
+    });
+    let files = load::open(folder.path()).expect("opens");
+    let config = files.config.as_object().expect("an object");
+    assert!(config.keys().all(|key| !key.starts_with("rope_freq") && !key.ends_with("_added")));
+    assert!(!config.contains_key("rope_dimension_count"));
+}
+
+#[test]
+fn files_that_are_too_large_are_not_read() {
+    for (file, most) in [
+        ("config.json", 16),
+        ("tokenizer_config.json", 16),
+        ("special_tokens_map.json", 16),
+        ("added_tokens.json", 16),
+        ("model.safetensors.index.json", 64),
+        ("tokenizer.json", 256),
+    ] {
+        let folder = tiny_copy("llama");
+        let large = fs::File::create(folder.path().join(file)).expect("creates");
+        // A hole: nothing is written.
+        large.set_len((most << 20) + 1).expect("grows");
+        let error = load::open(folder.path()).expect_err(file).to_string();
+        assert!(error.contains(file) && error.contains(&format!("at most {}", most << 20)), "{error}");
+    }
 }
 
 #[test]
