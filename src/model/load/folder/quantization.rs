@@ -46,6 +46,8 @@ pub(super) struct Quantization {
     global: Option<Scheme>,
     /// By the layer's name, however the writer spelt it.
     layers: BTreeMap<String, Layer>,
+    /// Those names by their letters from the last to the first: what ends alike is side by side.
+    reversed: BTreeMap<String, String>,
 }
 
 /// A matrix put together.
@@ -85,19 +87,21 @@ impl Quantization {
             };
             layers.extend(layer.map(|layer| (name.clone(), layer)));
         }
-        Ok(Self { global, layers })
+        let reversed = layers.keys().map(|name| (reversed(name), name.clone())).collect();
+        Ok(Self { global, layers, reversed })
     }
 
     /// The configuration's entry for a layer: by its name, else by the longest one that is a part of
     /// the other, for writers put `model.`, `language_model.` and the like before names or take it off.
     fn own(&self, layer: &str) -> Option<&Layer> {
-        let is_tail =
-            |long: &str, short: &str| long.strip_suffix(short).is_some_and(|front| front.ends_with('.'));
-        self.layers.get(layer).or_else(|| {
-            let matching =
-                self.layers.iter().filter(|(name, _)| is_tail(name, layer) || is_tail(layer, name));
-            matching.max_by_key(|(name, _)| name.len()).map(|(_, own)| own)
-        })
+        let longer = || {
+            let front = reversed(layer) + ".";
+            let alike = self.reversed.range(front.clone()..).take_while(|(name, _)| name.starts_with(&front));
+            alike.map(|(_, name)| name).max_by_key(|name| (name.len(), name.as_str()))
+        };
+        let shorter = || layer.match_indices('.').find_map(|(dot, _)| self.layers.get(&layer[dot + 1..]));
+        let own = self.layers.get(layer);
+        own.or_else(|| longer().and_then(|name| self.layers.get(name))).or_else(shorter)
     }
 
     /// Puts a quantised matrix together.
@@ -160,6 +164,10 @@ impl Quantization {
             }
         }
     }
+}
+
+fn reversed(name: &str) -> String {
+    name.chars().rev().collect()
 }
 
 /// The bits of a layer's codes, told by its shapes and checked against the configuration.
