@@ -3,7 +3,8 @@
 //!
 //! Files are untrusted: every count, length and offset is checked against the
 //! file before it is used, and nothing is allocated on a file's word alone. No
-//! device and no model family is known here beyond names and the order of rows.
+//! device is known here, and of model families names, the order of rows, and the sizes that folders may
+//! leave out.
 
 mod ends;
 mod facts;

@@ -4,10 +4,9 @@
 //! are a few per cent. Mapped files are not counted: the system takes their pages back. What is found to
 //! fit here finds its room when it is loaded: [`super::kv_budget`] goes by the same numbers.
 
-use serde_json::Value;
-
 use super::{Backend, choose, context_of, limit, mlx_numbers};
 use crate::config::{Config, KvType};
+use crate::model::families;
 use crate::model::load::{ModelFiles, TensorFacts, TensorType};
 use crate::types::{ByteSize, LoadError};
 
@@ -43,30 +42,25 @@ pub struct Estimate {
 /// Estimates for the backend that the settings choose.
 ///
 /// # Errors
-/// `Unsupported` for a context that the model has not.
+/// `Unsupported` for a context that the model has not; those of [`families::sizes`].
 pub fn estimate(files: &ModelFiles, config: &Config) -> Result<Estimate, LoadError> {
     // Without that device the numbers are still worth showing; the load itself refuses it.
     let backend = choose(config.engine.device).unwrap_or(Backend::Cpu);
-    let number = |key: &str| number(&files.config, key);
-    let heads = number("num_attention_heads").unwrap_or(0);
-    let kv_heads = number("num_key_value_heads").unwrap_or(heads);
-    let hidden = number("hidden_size").unwrap_or(0);
-    let head_dim = number("head_dim").or_else(|| hidden.checked_div(heads)).unwrap_or(0);
-    let layers = number("num_hidden_layers").unwrap_or(0);
+    let sizes = families::sizes(files)?;
     let element = match (backend, config.cpu.kv) {
         (Backend::Mlx, _) => mlx_numbers().element_bytes,
         (Backend::Cpu, KvType::F16) => 2,
         (Backend::Cpu, KvType::F32) => 4,
     };
     let product = |factors: &[u64]| factors.iter().fold(1u64, |all, factor| all.saturating_mul(*factor));
-    let kv_per_token = product(&[2, layers, kv_heads, head_dim, element]);
+    let cached = [sizes.layers, sizes.kv_heads, sizes.head_dim].map(|size| size as u64);
+    let kv_per_token = product(&[2, element]).saturating_mul(product(&cached));
     let context = context_of(config, files.text.context)?;
     let set = config.engine.kv_memory_mib.map(|mib| mib.saturating_mul(1024 * 1024));
     let tokens = u64::from(config.scheduler.max_chunk_tokens).min(u64::from(context));
-    let wide =
-        hidden.saturating_mul(6).saturating_add(number("intermediate_size").unwrap_or(0).saturating_mul(3));
+    let wide = (6 * sizes.hidden + 3 * sizes.intermediate) as u64;
     let rows = config.scheduler.max_rows as u64;
-    let logits = product(&[number("vocab_size").unwrap_or(0), rows, 4]);
+    let logits = product(&[sizes.vocab as u64, rows, 4]);
     Ok(Estimate {
         weights: files
             .tensors
@@ -81,12 +75,6 @@ pub fn estimate(files: &ModelFiles, config: &Config) -> Result<Estimate, LoadErr
         kv_can_be_halved: element == 4 && backend == Backend::Cpu,
         kv_is_set: set.is_some(),
     })
-}
-
-/// A number of the configuration, also inside the text part of one with several.
-fn number(config: &Value, key: &str) -> Option<u64> {
-    let inner = || config.get("text_config")?.get(key)?.as_u64();
-    config.get(key).and_then(Value::as_u64).or_else(inner)
 }
 
 /// What a backend makes of a tensor, from above.
