@@ -155,7 +155,7 @@ fn calls_and_results_are_never_merged() {
     let mut calling = say(Assistant, "a");
     calling.tool_calls = vec![ToolCall { id: None, name: "f".into(), arguments: value!({}) }];
     let refused = render(&text, vec![say(User, "u"), calling.clone(), calling, say(Tool, "r")]);
-    assert!(matches!(refused, Err(PrepareError::Template { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(PrepareError::Field { .. })), "{refused:?}");
 }
 
 #[test]
@@ -180,4 +180,144 @@ fn the_template_for_tools_is_used_where_tools_are_offered() {
     let request = ChatRequest { messages: vec![say(User, "hi")], tools, ..ChatRequest::default() };
     let got = text.render(&request, SystemTime::UNIX_EPOCH).expect("renders").text();
     assert_eq!(got, "with [{\"type\": \"function\"}] hi");
+}
+
+fn calls(content: Option<&str>, names: &[(&str, &str)]) -> ChatMessage {
+    let mut message = say(Assistant, "");
+    message.content = content.map(str::to_owned);
+    let ids = ["call00001", "call00002"];
+    let call = |((name, argument), id): (&(&str, &str), &str)| ToolCall {
+        id: Some(id.into()),
+        name: (*name).into(),
+        arguments: value!({"q": argument}),
+    };
+    message.tool_calls = names.iter().zip(ids).map(call).collect();
+    message
+}
+
+fn result(id: &str, content: &str) -> ChatMessage {
+    ChatMessage { tool_call_id: Some(id.into()), ..say(Tool, content) }
+}
+
+/// Whatever is sent with calls and results: every text is in the prompt, or the request is refused.
+#[test]
+fn no_published_template_loses_a_call_a_result_or_a_text_silently() {
+    let one: &[_] = &[("markcallone", "markargone")];
+    let two: &[_] = &[("markcallone", "markargone"), ("markcalltwo", "markargtwo")];
+    let ask = || vec![say(System, "marksystem"), say(User, "markuser")];
+    let histories: Vec<Vec<ChatMessage>> = vec![
+        [ask(), vec![calls(None, one), result("call00001", "markresult")]].concat(),
+        [ask(), vec![calls(Some(""), one), result("call00001", "markresult")]].concat(),
+        [ask(), vec![calls(Some("marktext"), one), result("call00001", "markresult")]].concat(),
+        [
+            ask(),
+            vec![
+                calls(None, one),
+                result("call00001", "markresult"),
+                say(Assistant, "marksaid"),
+                say(User, "marknext"),
+            ],
+        ]
+        .concat(),
+        [ask(), vec![calls(None, two), result("call00001", "markresult"), result("call00002", "marksecond")]]
+            .concat(),
+        [
+            ask(),
+            vec![
+                say(Assistant, "marksaid"),
+                say(User, "marknext"),
+                calls(None, one),
+                result("call00001", "markresult"),
+            ],
+        ]
+        .concat(),
+    ];
+    let offered: Vec<Value> = vec![value!({"type": "function", "function": {"name": "f", "description": "d",
+        "parameters": {"type": "object", "properties": {}, "required": []}}})];
+    let (mut faults, mut taken, mut names) = (Vec::new(), 0, 0);
+    for entry in std::fs::read_dir(data("chat-templates")).expect("a folder") {
+        let name = entry.expect("an entry").file_name().into_string().expect("a name");
+        let Some(name) = name.strip_suffix(".jinja") else { continue };
+        names += 1;
+        let text = with(published(name));
+        for (index, history) in histories.iter().enumerate() {
+            for tools in [&offered[..], &[]] {
+                let request = ChatRequest {
+                    messages: history.clone(),
+                    tools: tools.to_vec(),
+                    ..ChatRequest::default()
+                };
+                let Ok(got) = text.render(&request, SystemTime::UNIX_EPOCH) else { continue };
+                taken += 1;
+                let sent = format!("{history:?}");
+                let marks = [
+                    "marksystem",
+                    "markuser",
+                    "marktext",
+                    "markcallone",
+                    "markargone",
+                    "markcalltwo",
+                    "markargtwo",
+                    "markresult",
+                    "marksecond",
+                    "marksaid",
+                    "marknext",
+                ];
+                let lost: Vec<_> = marks
+                    .iter()
+                    .filter(|mark| sent.contains(**mark) && !got.text().contains(**mark))
+                    .collect();
+                if !lost.is_empty() {
+                    faults.push(format!("{name}, history {index}, {} tools: {lost:?}", tools.len()));
+                }
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    assert_eq!(names, 57);
+    assert!(taken > 400, "only {taken} are taken at all");
+}
+
+#[test]
+fn calls_reach_templates_that_want_arguments_as_text() {
+    for name in ["deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "lenml-deepseek_v3"] {
+        let text = with(published(name));
+        for content in [None, Some("")] {
+            let got = render(
+                &text,
+                vec![say(User, "u"), calls(content, &[("look", "x")]), result("call00001", "r")],
+            );
+            let got = got.expect("renders");
+            assert!(
+                got.contains("look\n```json\n{\"q\": \"x\"}\n```")
+                    || got.contains("look\\n```json\\n{\"q\": \"x\"}\\n```"),
+                "{name}: {got}"
+            );
+        }
+    }
+}
+
+#[test]
+fn calls_and_results_that_a_template_would_lose_are_refused_by_name() {
+    let text = own("{% for m in messages if m.role != 'tool' %}{{ m.role }}:{{ m.content }};{% endfor %}");
+    let field = |messages| match render(&text, messages) {
+        Err(PrepareError::Field { field, .. }) => field,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(field(vec![say(User, "u"), calls(None, &[("f", "x")])]), "messages[1].tool_calls");
+    assert_eq!(field(vec![say(User, "u"), say(Assistant, "a"), result("c", "r")]), "messages[2]");
+}
+
+#[test]
+fn a_template_that_takes_only_parts_gets_parts_and_one_that_loses_the_question_is_refused_at_load() {
+    let text = own(
+        "{% for m in messages %}{{ m.role }}:{% for c in m.content if c.type == 'text' %}{{ c.text }}{% endfor %};{% endfor %}",
+    );
+    let got = render(&text, vec![say(System, "S"), say(User, "hello"), say(Assistant, "a"), say(User, "b")]);
+    assert_eq!(got.as_deref(), Ok("system:S;user:hello;assistant:a;user:b;"));
+    let lost = "{% for m in messages %}{{ m.role }};{% endfor %}";
+    let error = ChatTemplate::load(lost.into(), Map::new()).expect_err("is refused");
+    assert!(error.contains("cannot be used"), "{error}");
+    // One that refuses by itself does so when it is asked.
+    assert!(ChatTemplate::load("{{ raise_exception('no') }}".into(), Map::new()).is_ok());
 }

@@ -49,28 +49,40 @@ fn says(folder: &Path) -> (Option<String>, Option<String>) {
 
 #[test]
 fn a_template_is_found_in_any_of_its_places() {
-    let both = |plain: &str, tools: &str| (Some(plain.to_owned()), Some(tools.to_owned()));
+    let both = |plain: &str, tools: &str| (Some(format!("{plain}hi")), Some(format!("{tools}hi")));
     let folder = folder();
     let at = folder.path();
     assert_eq!(says(at), (None, None));
-    change(at, "tokenizer_config.json", |settings| settings["chat_template"] = "one".into());
+    change(at, "tokenizer_config.json", |settings| {
+        settings["chat_template"] = "one{{ messages[0].content }}".into()
+    });
     assert_eq!(says(at), both("one", "one"));
     change(at, "tokenizer_config.json", |settings| {
         settings["chat_template"] = value!([
-            {"name": "tool_use", "template": "tools"}, {"name": "rag", "template": "rag"}, {"name": "default", "template": "default"}
+            {"name": "tool_use", "template": "tools{{ messages[0].content }}"}, {"name": "rag", "template": "rag{{ messages[0].content }}"}, {"name": "default", "template": "default{{ messages[0].content }}"}
         ]);
     });
     assert_eq!(says(at), both("default", "tools"));
     change(at, "tokenizer_config.json", |settings| {
-        settings["chat_template"] = value!({"default": "d", "tool_use": "t"});
+        settings["chat_template"] =
+            value!({"default": "d{{ messages[0].content }}", "tool_use": "t{{ messages[0].content }}"});
     });
     assert_eq!(says(at), both("d", "t"));
-    write(at, "chat_template.json", &value!({"chat_template": "from json"}).to_string());
+    write(
+        at,
+        "chat_template.json",
+        &value!({"chat_template": "from json{{ messages[0].content }}"}).to_string(),
+    );
     assert_eq!(says(at), both("from json", "from json"));
-    write(at, "chat_template.jinja", "from jinja");
+    write(at, "chat_template.jinja", "from jinja{{ messages[0].content }}");
     assert_eq!(says(at), both("from jinja", "from jinja"));
-    write(at, "additional_chat_templates/tool_use.jinja", "additional");
+    write(at, "additional_chat_templates/tool_use.jinja", "additional{{ messages[0].content }}");
     assert_eq!(says(at), both("from jinja", "additional"));
+    for malformed in [value!(5), value!(true), value!([]), value!({"default": 1})] {
+        let folder = self::folder();
+        change(folder.path(), "tokenizer_config.json", |settings| settings["chat_template"] = malformed);
+        assert!(open(folder.path()).is_err());
+    }
 }
 
 #[test]
@@ -80,7 +92,7 @@ fn a_template_that_does_not_compile_is_refused_at_load_with_its_line_and_model()
     let error = open(folder.path()).expect_err("is refused").to_string();
     let name = folder.path().file_name().expect("a name").to_string_lossy().into_owned();
     assert!(error.contains(":3") && error.contains(&name), "{error}");
-    write(folder.path(), "chat_template.jinja", "fine");
+    write(folder.path(), "chat_template.jinja", "fine{{ messages[0].content }}");
     write(folder.path(), "additional_chat_templates/tool_use.jinja", "{{ oops");
     assert!(open(folder.path()).expect_err("is refused").to_string().contains(":1"));
 }
@@ -89,7 +101,11 @@ fn a_template_that_does_not_compile_is_refused_at_load_with_its_line_and_model()
 fn special_tokens_are_texts_or_objects_in_either_file() {
     let folder = folder();
     let at = folder.path();
-    write(at, "chat_template.jinja", "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}");
+    write(
+        at,
+        "chat_template.jinja",
+        "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ messages[0].content }}",
+    );
     change(at, "tokenizer_config.json", |settings| {
         let map = settings.as_object_mut().expect("a map");
         map.insert("bos_token".into(), value!({"content": "<|im_start|>", "special": true}));
@@ -101,7 +117,7 @@ fn special_tokens_are_texts_or_objects_in_either_file() {
         "special_tokens_map.json",
         &value!({"eos_token": "<|im_end|>", "pad_token": {"content": "<pad>"}}).to_string(),
     );
-    assert_eq!(says(at).0.as_deref(), Some("<|im_start|>|<|im_end|>|<pad>"));
+    assert_eq!(says(at).0.as_deref(), Some("<|im_start|>|<|im_end|>|<pad>|hi"));
 }
 
 #[test]

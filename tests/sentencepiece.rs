@@ -30,6 +30,7 @@ fn parts(words: &[&str]) -> SentencePieceParts {
         tokens,
         add_space_prefix: false,
         remove_extra_whitespaces: false,
+        controls_strip_right: false,
         bos: Some(TokenId(1)),
         add_bos: None,
     }
@@ -214,5 +215,36 @@ proptest! {
             // Without a piece for the space its bytes are those of what stands for it.
             prop_assert_eq!(decoded.replace('\u{2581}', " "), text.replace('\u{2581}', " "));
         }
+    }
+}
+
+#[test]
+fn phi3s_control_tokens_swallow_white_space_after_them_and_three_do_not() {
+    let mut parts = parts(&["a", "\u{2581}", "\n"]);
+    parts.tokens.push(token("<|user|>", TokenKind::Control, 0.0));
+    parts.tokens.push(token("<|endoftext|>", TokenKind::Control, 0.0));
+    let ids = |parts: &SentencePieceParts| {
+        let text = "<s> a<|user|>\n a<|endoftext|>\na";
+        build(parts.clone())
+            .encode_with_specials(text)
+            .expect("encodes")
+            .iter()
+            .map(|id| id.0)
+            .collect::<Vec<_>>()
+    };
+    let newline = 261;
+    assert_eq!(ids(&parts), [1, 260, 259, 262, newline, 260, 259, 263, newline, 259]);
+    parts.controls_strip_right = true;
+    assert_eq!(ids(&parts), [1, 260, 259, 262, 259, 263, newline, 259]);
+}
+
+#[test]
+fn a_control_token_of_endless_length_is_refused_by_id() {
+    for kind in [TokenKind::Control, TokenKind::UserDefined] {
+        let mut parts = parts(&["a"]);
+        parts.tokens.push(token(&"<".repeat(20_000), kind, 0.0));
+        let error =
+            Tokenizer::from_sentencepiece(parts, "test".as_ref()).expect_err("is refused").to_string();
+        assert!(error.contains("260") && error.contains("20000 bytes"), "{error}");
     }
 }

@@ -628,3 +628,66 @@ fn tiny_qwen3() -> Arc<TextModel> {
     static TINY: OnceLock<Arc<TextModel>> = OnceLock::new();
     TINY.get_or_init(|| tiny("qwen3")).clone()
 }
+
+/// A small `tokenizer.json` with such a pre-tokenizer.
+fn metaspace_json(scheme: &str, normalizer: &serde_json::Value) -> Vec<u8> {
+    let words = ["<unk>", "<s>", "<t>", "\u{2581}", "h", "i", "\u{2581}h", "\u{2581}hi", "hi"];
+    let vocab: serde_json::Map<String, serde_json::Value> =
+        words.iter().enumerate().map(|(id, word)| ((*word).to_owned(), id.into())).collect();
+    let added = |id: u32, text: &str, special: bool| {
+        serde_json::json!({"id": id, "content": text, "special": special, "single_word": false,
+            "lstrip": false, "rstrip": false, "normalized": false})
+    };
+    let document = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": normalizer, "post_processor": null,
+        "added_tokens": [added(0, "<unk>", true), added(1, "<s>", true), added(2, "<t>", false)],
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": scheme, "split": false},
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": {"type": "BPE", "unk_token": "<unk>", "byte_fallback": true, "fuse_unk": true, "vocab": vocab,
+            "merges": [["\u{2581}", "h"], ["\u{2581}h", "i"], ["h", "i"]]},
+    });
+    serde_json::to_vec(&document).expect("is written")
+}
+
+#[test]
+fn a_space_before_the_first_piece_only_is_put_as_the_library_puts_it() {
+    for scheme in ["first", "never"] {
+        let json = metaspace_json(scheme, &serde_json::Value::Null);
+        let library = tokenizers::Tokenizer::from_bytes(&json).expect("the library reads it");
+        let ours =
+            Tokenizer::from_json(&json, Some("<s>"), None, Some(false), "test".as_ref()).expect("builds");
+        for text in [
+            "hi",
+            "hi<s>hi",
+            "<s>hi<s>hi",
+            " hi<s> hi",
+            "<t>hi",
+            "hi<t>hi<s>hi",
+            "<s>",
+            "",
+            "  hi",
+            "<s><t>hi",
+        ] {
+            let theirs = library.encode(text, false).expect("encodes").get_ids().to_vec();
+            let ids: Vec<u32> =
+                ours.encode_with_specials(text).expect("encodes").iter().map(|id| id.0).collect();
+            assert_eq!(ids, theirs, "{scheme}: {text:?}");
+        }
+    }
+    let strip = serde_json::json!({"type": "Strip", "strip_left": true, "strip_right": false});
+    let json = metaspace_json("first", &strip);
+    let error =
+        Tokenizer::from_json(&json, Some("<s>"), None, None, "test".as_ref()).expect_err("is refused");
+    assert!(error.to_string().contains("prepend_scheme"), "{error}");
+}
+
+#[test]
+fn an_added_token_of_endless_length_is_refused_by_id() {
+    let mut document: serde_json::Value =
+        serde_json::from_slice(&metaspace_json("never", &serde_json::Value::Null)).expect("JSON");
+    document["added_tokens"][2]["content"] = "x".repeat(257).into();
+    let json = serde_json::to_vec(&document).expect("is written");
+    let error =
+        Tokenizer::from_json(&json, None, None, None, "test".as_ref()).expect_err("is refused").to_string();
+    assert!(error.contains("token 2 has 257 bytes"), "{error}");
+}

@@ -5,9 +5,12 @@
 //! loaded or included. What a template prints is text; which of it is control
 //! tokens is decided by [`crate::model::text`].
 //!
-//! One bound is the engine's and comes late: a list of lists that share their parts is charged
-//! after `~` or a filter has made text of it, not while. A template made for that (nothing else nests
-//! so) can take long, and memory, when it is loaded; `tojson` and printing are bounded here.
+//! What is not bounded: adding lists (`l + l`) costs one instruction and makes a view, so a loop can
+//! hold 2^n items in n views. What walks such a list inside one instruction (`in`, `==`, `| list`,
+//! `~`, other filters) is charged afterwards or not at all, and so is `~` over lists that share their
+//! parts. A template made for that can take a thread and memory without end, already when it is
+//! loaded; loops over such a list, `tojson` and printing are bounded. Load templates from people
+//! whom you trust not to do that.
 
 mod calendar;
 mod capabilities;
@@ -22,6 +25,7 @@ use serde_json::Map;
 
 use crate::types::PrepareError;
 pub use capabilities::Capabilities;
+pub(crate) use capabilities::as_parts;
 
 /// Instructions and, 64 bytes each, memory that one rendering may use.
 const FUEL: u64 = 8 << 20;
@@ -45,7 +49,10 @@ pub struct ChatTemplate {
     pub source: String,
     environment: Environment<'static>,
     special: Map<String, serde_json::Value>,
+    /// What it can do itself.
     capabilities: Capabilities,
+    /// What it and the one for tools can do together.
+    together: Capabilities,
     /// The one to use where tools are offered, if there is one of its own.
     for_tools: Option<Box<ChatTemplate>>,
 }
@@ -78,8 +85,10 @@ impl ChatTemplate {
             .add_template_owned(NAME, environment::without_generation_blocks(&source))
             .map_err(|error| error.to_string())?;
         let capabilities = Capabilities::unknown();
-        let mut template = Self { source, environment, special, capabilities, for_tools: None };
+        let together = Capabilities::unknown();
+        let mut template = Self { source, environment, special, capabilities, together, for_tools: None };
         template.capabilities = template.probe();
+        template.together = template.capabilities.clone();
         template.environment.set_fuel(Some(FUEL));
         Ok(template)
     }
@@ -87,14 +96,30 @@ impl ChatTemplate {
     /// Adds the template to use where a request offers tools.
     pub fn with_tools_template(mut self, other: Self) -> Self {
         let theirs = &other.capabilities;
-        self.capabilities.tools = theirs.tools;
-        self.capabilities.tool_calls = theirs.tool_calls;
-        self.capabilities.tool_results = theirs.tool_results;
+        self.together.tools = theirs.tools;
+        self.together.tool_calls = theirs.tool_calls;
+        self.together.tool_results = theirs.tool_results;
         self.for_tools = Some(Box::new(other));
         self
     }
 
-    /// The template for a request with or without tools.
+    /// As [`ChatTemplate::compile`], for a model that is going to answer with it.
+    ///
+    /// # Errors
+    /// Besides the compiler's: a template that renders a question and loses it, however its content
+    /// is written.
+    pub fn load(source: String, special: Map<String, serde_json::Value>) -> Result<Self, String> {
+        let template = Self::compile(source, special)
+            .map_err(|message| format!("the chat template does not compile: {message}"))?;
+        if template.capabilities.user_text {
+            return Ok(template);
+        }
+        Err("the chat template cannot be used: it does not print what the user says, neither a content that is a \
+             text nor one that is a list of parts"
+            .into())
+    }
+
+    /// The template for a request with or without tools, or calls among its messages.
     pub fn of(&self, has_tools: bool) -> &Self {
         match &self.for_tools {
             Some(other) if has_tools => other,
@@ -102,8 +127,13 @@ impl ChatTemplate {
         }
     }
 
-    /// What it can do.
+    /// What it can do, the one for tools included.
     pub fn capabilities(&self) -> &Capabilities {
+        &self.together
+    }
+
+    /// What it can do by itself.
+    pub(crate) fn own_capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
 
@@ -149,6 +179,15 @@ impl ChatTemplate {
             .map_err(|error| refusal(&error))?;
         output.into_text().map_err(|message| PrepareError::Template { message })
     }
+}
+
+/// A value as Python's `json.dumps` writes it, which is how models write their calls' arguments.
+///
+/// # Errors
+/// `Template` for a value that is nested too deep or too long.
+pub(crate) fn python_json(value: &serde_json::Value) -> Result<String, PrepareError> {
+    json::write(&Value::from(Serde(value)), &json::Style::default(), MAX_OUTPUT, &mut |_| Ok(()))
+        .map_err(|error| refusal(&error))
 }
 
 /// The template's own words, if it raised, else the engine's.

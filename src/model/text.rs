@@ -12,9 +12,9 @@ mod shape;
 
 use std::time::SystemTime;
 
-use crate::model::template::{ChatTemplate, TemplateInput};
+use crate::model::template::{Capabilities, ChatTemplate, TemplateInput};
 use crate::model::tokenizer::Tokenizer;
-use crate::types::{ChatRequest, PrepareError, SamplingOptions, TokenId};
+use crate::types::{ChatRequest, PrepareError, Role, SamplingOptions, TokenId};
 
 /// Everything about a model that is text.
 #[derive(Debug)]
@@ -59,15 +59,26 @@ impl TextModel {
     ///
     /// # Errors
     /// `NoTemplate` for a base model, `Template` with the template's words where it refuses the
-    /// messages, `Field` where a variable or a text cannot be taken.
+    /// messages, `Field` where a variable or a text cannot be taken, or where it would lose a call or
+    /// what a tool answered.
     pub fn render(&self, request: &ChatRequest, now: SystemTime) -> Result<Rendered, PrepareError> {
         let template =
             self.template.as_ref().ok_or_else(|| PrepareError::NoTemplate { model: self.name.clone() })?;
-        let template = template.of(!request.tools.is_empty());
-        let can = template.capabilities();
+        let has_tools = !request.tools.is_empty();
+        let has_calls = request
+            .messages
+            .iter()
+            .any(|message| !message.tool_calls.is_empty() || message.role == Role::Tool);
+        let template = template.of(has_tools || has_calls);
+        let can = template.own_capabilities();
+        let ends_with_user = request.messages.last().is_some_and(|last| last.role == Role::User);
+        let folding = (!ends_with_user && !can.system_before_results)
+            .then(|| Capabilities { system_role: false, ..can.clone() });
+        let can = folding.as_ref().unwrap_or(can);
+        shape::refuse_lost(&request.messages, has_tools, can)?;
         let messages = shape::shaped(&request.messages, can);
         let mut input = TemplateInput {
-            messages: conversation::messages(&messages, can.null_content),
+            messages: conversation::messages(&messages, can)?,
             tools: conversation::tools(&request.tools),
             add_generation_prompt: true,
             variables: request.template_kwargs.clone(),

@@ -16,6 +16,8 @@ mod detokenizer;
 mod pretokenizer;
 mod sentencepiece;
 
+use std::borrow::Cow;
+
 use tokenizers::Tokenizer as Library;
 
 use crate::types::{PrepareError, TokenId};
@@ -71,6 +73,8 @@ pub struct Tokenizer {
     pieces: Pieces,
     bos: Option<TokenId>,
     wants_bos: bool,
+    /// Where present, a whole text gets a space before it, unless it begins with one of these.
+    first_space: Option<Vec<String>>,
 }
 
 /// The bytes that each id stands for, in one allocation.
@@ -144,7 +148,7 @@ impl Tokenizer {
     /// `Tokenize` where the encoder fails.
     pub fn encode_text(&self, text: &str) -> Result<Vec<TokenId>, PrepareError> {
         let mut ids = Vec::new();
-        self.encode_plain(text, &mut ids)?;
+        self.encode_first(text, &mut ids)?;
         Ok(ids)
     }
 
@@ -168,11 +172,11 @@ impl Tokenizer {
         for found in self.controls.find(text) {
             // Tokens that swallow neighbouring space may overlap the one before.
             let start = found.start.max(done);
-            self.encode_between(&text[done..start], sentinel, &mut ids)?;
+            self.encode_between(&text[done..start], sentinel, done == 0, &mut ids)?;
             ids.push(found.id);
             done = found.end.max(done);
         }
-        self.encode_between(&text[done..], sentinel, &mut ids)?;
+        self.encode_between(&text[done..], sentinel, done == 0, &mut ids)?;
         Ok(ids)
     }
 
@@ -180,12 +184,24 @@ impl Tokenizer {
         &self,
         text: &str,
         sentinel: Option<char>,
+        is_first: bool,
         ids: &mut Vec<TokenId>,
     ) -> Result<(), PrepareError> {
-        match sentinel {
-            Some(mark) if text.contains(mark) => self.encode_plain(&text.replace(mark, ""), ids),
-            _ => self.encode_plain(text, ids),
+        let text = match sentinel {
+            Some(mark) if text.contains(mark) => Cow::Owned(text.replace(mark, "")),
+            _ => Cow::Borrowed(text),
+        };
+        if is_first { self.encode_first(&text, ids) } else { self.encode_plain(&text, ids) }
+    }
+
+    /// Encodes the beginning of a whole text.
+    fn encode_first(&self, text: &str, ids: &mut Vec<TokenId>) -> Result<(), PrepareError> {
+        let Some(unless) = &self.first_space else { return self.encode_plain(text, ids) };
+        let is_spared = text.is_empty() || unless.iter().any(|begin| text.starts_with(begin.as_str()));
+        if !is_spared {
+            return self.encode_plain(&format!(" {text}"), ids);
         }
+        self.encode_plain(text, ids)
     }
 
     fn encode_plain(&self, text: &str, ids: &mut Vec<TokenId>) -> Result<(), PrepareError> {

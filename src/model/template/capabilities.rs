@@ -16,14 +16,23 @@ const USER: &str = "greenroomprobeuser";
 const SECOND: &str = "greenroomprobesecond";
 const ASSISTANT: &str = "greenroomprobeassistant";
 const TOOL: &str = "greenroomprobetool";
+const CALL: &str = "greenroomprobecall";
+const OTHER_CALL: &str = "greenroomprobeother";
+const ARGUMENT: &str = "greenroomprobeargument";
 const RESULT: &str = "greenroomproberesult";
 
 /// What a template can do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Capabilities {
+    /// It prints what a user says; false where it renders a question and loses it.
+    pub user_text: bool,
+    /// It takes contents only as lists of parts, `[{"type": "text", "text": …}]`.
+    pub content_parts: bool,
     /// It prints a system message that comes first.
     pub system_role: bool,
+    /// It prints that also where a conversation does not end with a user's message.
+    pub system_before_results: bool,
     /// It prints several system messages that come first.
     pub system_neighbours: bool,
     /// It prints a system message in the middle of a conversation, and the first one as well.
@@ -32,12 +41,26 @@ pub struct Capabilities {
     pub strict_alternation: bool,
     /// It prints tool definitions.
     pub tools: bool,
-    /// It prints the assistant's calls.
+    /// It prints the assistant's calls, names and arguments, in the form that the next three give.
     pub tool_calls: bool,
     /// It takes an assistant's call without content as null; else it gets an empty text.
     pub null_content: bool,
+    /// It prints a call whose content is an empty text; else such a content is sent as null.
+    pub empty_content: bool,
+    /// It takes a call's arguments as JSON text; else they are an object.
+    pub string_arguments: bool,
+    /// It prints calls where no tools are offered, too.
+    pub calls_without_tools: bool,
+    /// It prints several calls of one message.
+    pub parallel_calls: bool,
+    /// It prints a call's content beside it.
+    pub text_beside_calls: bool,
+    /// It prints a call's content as a message of its own before the call.
+    pub text_before_calls: bool,
     /// It prints what tools answered.
     pub tool_results: bool,
+    /// It prints that where no tools are offered, too.
+    pub results_without_tools: bool,
     /// It can end with the beginning of the assistant's turn.
     pub generation_prompt: bool,
     /// The variable that turns thinking on and off.
@@ -48,14 +71,24 @@ impl Capabilities {
     /// Those of a template of which nothing is known.
     pub(super) fn unknown() -> Self {
         Self {
+            user_text: true,
+            content_parts: false,
             system_role: true,
+            system_before_results: true,
             system_neighbours: true,
             system_anywhere: true,
             strict_alternation: false,
             tools: false,
             tool_calls: false,
             null_content: true,
+            empty_content: true,
+            string_arguments: false,
+            calls_without_tools: false,
+            parallel_calls: false,
+            text_beside_calls: false,
+            text_before_calls: false,
             tool_results: false,
+            results_without_tools: false,
             generation_prompt: false,
             thinking: None,
         }
@@ -66,18 +99,19 @@ impl Capabilities {
         render: &dyn Fn(TemplateInput) -> Option<String>,
         names: impl IntoIterator<Item = String>,
     ) -> Self {
-        let probe = Probe { render };
-        let Some(plain) = probe.render(&[user(USER)], None) else { return Self::unknown() };
+        let Some((probe, plain)) = Probe::new(render) else { return Self::unknown() };
         let prints = |messages: &[Value], words: &[&str]| {
             probe.render(messages, None).is_some_and(|text| words.iter().all(|word| text.contains(word)))
         };
         let said = message("assistant", ASSISTANT);
         let system = message("system", SYSTEM);
-        let calls = probe.calls("".into());
-        let calls_print = |word: &str| calls.as_ref().is_some_and(|text| text.contains(word));
+        let calls = Calls::probe(&probe);
         let tools = probe.render(&[user(USER)], Some(tools()));
         Self {
+            user_text: plain.contains(USER),
+            content_parts: probe.parts,
             system_role: prints(&[system.clone(), user(USER)], &[SYSTEM, USER]),
+            system_before_results: calls.system,
             system_neighbours: prints(
                 &[system.clone(), message("system", SECOND), user(USER)],
                 &[SYSTEM, SECOND, USER],
@@ -88,14 +122,16 @@ impl Capabilities {
             ),
             strict_alternation: !prints(&[user(USER), user(SECOND)], &[USER, SECOND]),
             tools: tools.is_some_and(|text| text.contains(TOOL)),
-            tool_calls: calls_print(TOOL),
-            null_content: match (&calls, probe.calls(Value::Null)) {
-                // Python prints a null as a word.
-                (Some(empty), Some(null)) => nones(&null) == nones(empty),
-                (None, _) => true,
-                (Some(_), None) => false,
-            },
-            tool_results: calls_print(RESULT),
+            tool_calls: calls.form.is_some(),
+            null_content: calls.form.is_none_or(|form| form.null_content),
+            empty_content: calls.empty_content,
+            string_arguments: calls.form.is_some_and(|form| form.string_arguments),
+            calls_without_tools: calls.without_tools,
+            parallel_calls: calls.parallel,
+            text_beside_calls: calls.text_beside,
+            text_before_calls: calls.text_before,
+            tool_results: calls.results,
+            results_without_tools: calls.results_without_tools,
             generation_prompt: probe
                 .without_generation_prompt(&[user(USER)])
                 .is_some_and(|text| text != plain),
@@ -123,14 +159,144 @@ impl Capabilities {
     }
 }
 
-struct Probe<'a> {
-    render: &'a dyn Fn(TemplateInput) -> Option<String>,
+/// How an assistant's call is written for the template.
+#[derive(Clone, Copy)]
+struct Form {
+    null_content: bool,
+    string_arguments: bool,
 }
 
-impl Probe<'_> {
-    fn input(messages: &[Value], tools: Option<Value>) -> TemplateInput {
+/// What becomes of calls and of what tools answer.
+struct Calls {
+    form: Option<Form>,
+    empty_content: bool,
+    without_tools: bool,
+    parallel: bool,
+    text_beside: bool,
+    text_before: bool,
+    results: bool,
+    results_without_tools: bool,
+    /// A system message at the beginning is printed too.
+    system: bool,
+}
+
+impl Calls {
+    fn probe(probe: &Probe<'_>) -> Self {
+        let form = [false, true].into_iter().find_map(|string_arguments| {
+            let written = |null_content| {
+                let form = Form { null_content, string_arguments };
+                probe
+                    .prints(&[user(USER), form.asked(None), answer()], &[CALL, ARGUMENT], true)
+                    .map(|text| (form, text))
+            };
+            match (written(true), written(false)) {
+                // Python prints a null as a word.
+                (Some((_, null)), Some((form, empty))) if nones(&null) != nones(&empty) => Some(form),
+                (null, empty) => null.or(empty).map(|(form, _)| form),
+            }
+        });
+        let result_alone = |offered| {
+            let talk = [user(USER), message("assistant", ASSISTANT), answer()];
+            probe.prints(&talk, &[RESULT], offered).is_some()
+        };
+        let Some(form) = form else {
+            let results = result_alone(true);
+            return Self {
+                form: None,
+                empty_content: true,
+                without_tools: false,
+                parallel: false,
+                text_beside: false,
+                text_before: false,
+                results,
+                results_without_tools: results && result_alone(false),
+                system: true,
+            };
+        };
+        let prints =
+            |messages: &[Value], words: &[&str], offered| probe.prints(messages, words, offered).is_some();
+        let plain = [user(USER), form.asked(None), answer()];
+        let empty = Form { null_content: false, ..form };
+        let mut several = form.asked(None);
+        if let Some(calls) = several.get_mut("tool_calls").and_then(Value::as_array_mut) {
+            calls.push(form.call(OTHER_CALL, "probe0002"));
+        }
+        let text = message("assistant", ASSISTANT);
+        Self {
+            form: Some(form),
+            empty_content: prints(&[user(USER), empty.asked(None), answer()], &[CALL, ARGUMENT], true),
+            without_tools: prints(&plain, &[CALL, ARGUMENT], false),
+            parallel: prints(
+                &[user(USER), several, answer(), second_answer()],
+                &[CALL, ARGUMENT, OTHER_CALL],
+                true,
+            ),
+            text_beside: prints(
+                &[user(USER), form.asked(Some(ASSISTANT)), answer()],
+                &[ASSISTANT, CALL, ARGUMENT],
+                true,
+            ),
+            text_before: prints(
+                &[user(USER), text, form.asked(None), answer()],
+                &[ASSISTANT, CALL, ARGUMENT],
+                true,
+            ),
+            results: prints(&plain, &[RESULT], true),
+            results_without_tools: prints(&plain, &[RESULT], false),
+            system: prints(
+                &[message("system", SYSTEM), user(USER), form.asked(None), answer()],
+                &[SYSTEM, USER, CALL],
+                true,
+            ),
+        }
+    }
+}
+
+impl Form {
+    fn call(self, name: &str, id: &str) -> Value {
+        let arguments = json!({ARGUMENT: ARGUMENT});
+        let arguments = if self.string_arguments { arguments.to_string().into() } else { arguments };
+        json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+    }
+
+    /// An assistant's message with one call.
+    fn asked(self, content: Option<&str>) -> Value {
+        let missing = if self.null_content { Value::Null } else { "".into() };
+        let content = content.map_or(missing, Value::from);
+        // Some templates ask for ids of nine letters and digits.
+        json!({"role": "assistant", "content": content, "tool_calls": [self.call(CALL, "probe0001")]})
+    }
+}
+
+struct Probe<'a> {
+    render: &'a dyn Fn(TemplateInput) -> Option<String>,
+    /// Write contents as lists of parts.
+    parts: bool,
+}
+
+impl<'a> Probe<'a> {
+    /// With the form of content in which a question is printed, and what is printed then. Contents
+    /// that are lost in both forms stay texts; none where the template refuses both.
+    fn new(render: &'a dyn Fn(TemplateInput) -> Option<String>) -> Option<(Self, String)> {
+        let written = |parts| {
+            let probe = Self { render, parts };
+            probe.render(&[user(USER)], None).map(|text| (probe, text))
+        };
+        let is_kept = |found: &(Self, String)| found.1.contains(USER);
+        let plain = written(false);
+        if plain.as_ref().is_some_and(is_kept) {
+            return plain;
+        }
+        written(true).filter(is_kept).or(plain)
+    }
+
+    fn input(&self, messages: &[Value], tools: Option<Value>) -> TemplateInput {
+        let mut messages = messages.to_vec();
+        if self.parts {
+            messages.iter_mut().for_each(as_parts);
+        }
         TemplateInput {
-            messages: messages.to_vec().into(),
+            messages: messages.into(),
             tools: tools.unwrap_or(Value::Null),
             add_generation_prompt: true,
             variables: Map::new(),
@@ -138,31 +304,45 @@ impl Probe<'_> {
     }
 
     fn render(&self, messages: &[Value], tools: Option<Value>) -> Option<String> {
-        (self.render)(Self::input(messages, tools))
+        (self.render)(self.input(messages, tools))
+    }
+
+    /// What is printed, if all the words are in it.
+    fn prints(&self, messages: &[Value], words: &[&str], offered: bool) -> Option<String> {
+        let text = self.render(messages, offered.then(tools))?;
+        words.iter().all(|word| text.contains(word)).then_some(text)
     }
 
     fn without_generation_prompt(&self, messages: &[Value]) -> Option<String> {
-        (self.render)(TemplateInput { add_generation_prompt: false, ..Self::input(messages, None) })
-    }
-
-    /// A call with such a content, and its answer.
-    fn calls(&self, content: Value) -> Option<String> {
-        // Some templates ask for ids of nine letters and digits.
-        let call =
-            json!({"id": "probe0001", "type": "function", "function": {"name": TOOL, "arguments": {}}});
-        let asked = json!({"role": "assistant", "content": content, "tool_calls": [call]});
-        let answer = json!({"role": "tool", "content": RESULT, "tool_call_id": "probe0001", "name": TOOL});
-        self.render(&[user(USER), asked, answer], Some(tools()))
+        (self.render)(TemplateInput { add_generation_prompt: false, ..self.input(messages, None) })
     }
 
     /// Whether a variable's truth changes the prompt.
     fn switches(&self, name: &str) -> bool {
         let with = |value: bool| {
-            let mut input = Self::input(&[user(USER)], None);
+            let mut input = self.input(&[user(USER)], None);
             input.variables.insert(name.to_owned(), value.into());
             (self.render)(input)
         };
         matches!((with(true), with(false)), (Some(on), Some(off)) if on != off)
+    }
+}
+
+/// What a tool answered.
+fn answer() -> Value {
+    json!({"role": "tool", "content": RESULT, "tool_call_id": "probe0001", "name": CALL})
+}
+
+fn second_answer() -> Value {
+    json!({"role": "tool", "content": RESULT, "tool_call_id": "probe0002", "name": OTHER_CALL})
+}
+
+/// Makes a message's content a list of one part, if it is a text.
+pub(crate) fn as_parts(message: &mut Value) {
+    if let Some(content) = message.get_mut("content")
+        && content.is_string()
+    {
+        *content = json!([{"type": "text", "text": content.take()}]);
     }
 }
 

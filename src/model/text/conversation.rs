@@ -2,41 +2,34 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::model::template::TemplateInput;
+use crate::model::template::{Capabilities, TemplateInput, as_parts, python_json};
 use crate::model::tokenizer::Controls;
-use crate::types::{ChatMessage, PrepareError};
+use crate::types::{ChatMessage, PrepareError, ToolCall};
 
 /// Noncharacters: never text, and kept by every filter of a template.
 const SENTINELS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
 
-/// Messages with the keys that templates know; absent things have no key, except an
-/// assistant's missing `content`, which is null or, where a template cannot take that, empty.
-pub(super) fn messages(messages: &[ChatMessage], null_content: bool) -> Value {
-    messages.iter().map(|each| message(each, null_content)).collect()
+/// Messages with the keys that templates know, in the form in which the template prints them;
+/// absent things have no key, except an assistant's missing `content`.
+pub(super) fn messages(messages: &[ChatMessage], can: &Capabilities) -> Result<Value, PrepareError> {
+    messages.iter().map(|each| message(each, can)).collect()
 }
 
-fn message(message: &ChatMessage, null_content: bool) -> Value {
+fn message(message: &ChatMessage, can: &Capabilities) -> Result<Value, PrepareError> {
     let mut map = Map::new();
     map.insert("role".into(), message.role.as_str().into());
-    let missing = if null_content { Value::Null } else { "".into() };
-    map.insert("content".into(), message.content.clone().map_or(missing, Value::from));
+    let missing = if can.null_content { Value::Null } else { "".into() };
+    let calls = !message.tool_calls.is_empty();
+    // A content without text beside a call is none at all where the template would lose the call.
+    let given =
+        message.content.as_ref().filter(|text| !(calls && !can.empty_content && text.trim().is_empty()));
+    map.insert("content".into(), given.map_or(missing, |text| text.clone().into()));
     if let Some(reasoning) = &message.reasoning {
         map.insert("reasoning_content".into(), reasoning.clone().into());
     }
     if !message.tool_calls.is_empty() {
-        let calls: Vec<Value> = message
-            .tool_calls
-            .iter()
-            .map(|call| {
-                let mut map = Map::new();
-                if let Some(id) = &call.id {
-                    map.insert("id".into(), id.clone().into());
-                }
-                map.insert("type".into(), "function".into());
-                map.insert("function".into(), json!({"name": call.name, "arguments": call.arguments}));
-                Value::Object(map)
-            })
-            .collect();
+        let calls = message.tool_calls.iter().map(|each| call(each, can));
+        let calls: Vec<Value> = calls.collect::<Result<_, _>>()?;
         map.insert("tool_calls".into(), calls.into());
     }
     if let Some(id) = &message.tool_call_id {
@@ -45,7 +38,26 @@ fn message(message: &ChatMessage, null_content: bool) -> Value {
     if let Some(name) = &message.name {
         map.insert("name".into(), name.clone().into());
     }
-    Value::Object(map)
+    let mut message = Value::Object(map);
+    if can.content_parts {
+        as_parts(&mut message);
+    }
+    Ok(message)
+}
+
+fn call(call: &ToolCall, can: &Capabilities) -> Result<Value, PrepareError> {
+    let mut map = Map::new();
+    if let Some(id) = &call.id {
+        map.insert("id".into(), id.clone().into());
+    }
+    map.insert("type".into(), "function".into());
+    let arguments = match &call.arguments {
+        Value::String(_) => call.arguments.clone(),
+        arguments if can.string_arguments => python_json(arguments)?.into(),
+        arguments => arguments.clone(),
+    };
+    map.insert("function".into(), json!({"name": call.name, "arguments": arguments}));
+    Ok(Value::Object(map))
 }
 
 /// Tool definitions, or null where there are none.

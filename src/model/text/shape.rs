@@ -6,14 +6,17 @@
 //! - without a system role, system text becomes the beginning of the first user message;
 //! - a system message further on becomes a user message in its place, where a template refuses or
 //!   loses it;
+//! - what an assistant says beside a call becomes a message of its own before it, where a template
+//!   prints only one of them;
 //! - neighbours of one role become one message, where user and assistant must alternate.
 //!
-//! What a template still refuses is refused with its own words.
+//! What a template still refuses is refused with its own words; calls and tools' answers that it
+//! would lose are refused here, by [`refuse_lost`].
 
 use std::borrow::Cow;
 
 use crate::model::template::Capabilities;
-use crate::types::{ChatMessage, Role};
+use crate::types::{ChatMessage, PrepareError, Role};
 
 /// Between texts that become one message.
 const BETWEEN: &str = "\n\n";
@@ -28,13 +31,18 @@ pub(super) fn shaped<'a>(messages: &'a [ChatMessage], can: &Capabilities) -> Cow
     let fits = (leading == 0 || can.system_role)
         && (leading <= 1 || can.system_neighbours)
         && (!later || can.system_anywhere)
-        && (!has_neighbours || !can.strict_alternation);
+        && (!has_neighbours || !can.strict_alternation)
+        && !messages.iter().any(|message| is_said_apart(message, can));
     if fits {
         return Cow::Borrowed(messages);
     }
     let mut shaped: Vec<ChatMessage> = Vec::with_capacity(messages.len());
     for (index, message) in messages.iter().enumerate() {
         let mut message = message.clone();
+        if is_said_apart(&message, can) {
+            shaped.push(ChatMessage { tool_calls: Vec::new(), ..message.clone() });
+            (message.content, message.reasoning) = (None, None);
+        }
         let is_later = index >= leading && !can.system_anywhere;
         if message.role == Role::System && (is_later || !can.system_role) {
             message.role = Role::User;
@@ -47,6 +55,71 @@ pub(super) fn shaped<'a>(messages: &'a [ChatMessage], can: &Capabilities) -> Cow
         }
     }
     Cow::Owned(shaped)
+}
+
+/// Refuses calls and tools' answers that the template would leave out of the prompt.
+pub(super) fn refuse_lost(
+    messages: &[ChatMessage],
+    has_tools: bool,
+    can: &Capabilities,
+) -> Result<(), PrepareError> {
+    for (index, message) in messages.iter().enumerate() {
+        let refuse = |field: &str, message: &str| {
+            Err(PrepareError::Field { field: format!("messages[{index}]{field}"), message: message.into() })
+        };
+        match message.tool_calls.len() {
+            0 => {}
+            _ if !can.tool_calls => {
+                return refuse(
+                    ".tool_calls",
+                    "the model's chat template prints no tool calls; leave them out",
+                );
+            }
+            _ if !has_tools && !can.calls_without_tools => {
+                return refuse(
+                    ".tool_calls",
+                    "the model's chat template prints tool calls only where `tools` are offered; send them as well",
+                );
+            }
+            2.. if !can.parallel_calls => {
+                return refuse(
+                    ".tool_calls",
+                    "the model's chat template prints only one call of a message; send each in a message of its own",
+                );
+            }
+            _ if is_said(message) && !can.text_beside_calls && !can.text_before_calls => {
+                return refuse(
+                    ".content",
+                    "the model's chat template prints no text beside a tool call; leave one of them out",
+                );
+            }
+            _ => {}
+        }
+        if message.role == Role::Tool {
+            if !can.tool_results {
+                return refuse(
+                    "",
+                    "the model's chat template does not print what tools answer; send it as a user's message",
+                );
+            }
+            if !has_tools && !can.results_without_tools {
+                return refuse(
+                    "",
+                    "the model's chat template prints what tools answer only where `tools` are offered; send them as well",
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a message's text goes before its calls, as a message of its own.
+fn is_said_apart(message: &ChatMessage, can: &Capabilities) -> bool {
+    !message.tool_calls.is_empty() && is_said(message) && !can.text_beside_calls && can.text_before_calls
+}
+
+fn is_said(message: &ChatMessage) -> bool {
+    message.content.as_ref().is_some_and(|text| !text.trim().is_empty())
 }
 
 /// Whether a message becomes part of the one before.

@@ -12,7 +12,7 @@ use tokenizers::models::bpe::{BPE, Merges, Vocab};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer as Library};
 
-use super::control::{Control, Controls, looks_like_control};
+use super::control::{Control, Controls, MAX_CONTROL, looks_like_control};
 use super::pretokenizer::{self, Rules};
 use super::sentencepiece::{BAR, MAX_PIECE, Piece, SentencePiece, Vocabulary};
 use super::{Encoder, Pieces, Tokenizer, byte_level};
@@ -20,6 +20,8 @@ use crate::types::{LoadError, TokenId};
 
 /// Highest id accepted: a bound on what a hostile file can make us allocate.
 const MAX_VOCAB: u32 = 4 << 20;
+/// Phi-3's tokens that leave the white space after them alone.
+const UNSTRIPPED: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
 /// What kind of token an entry of a vocabulary is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,6 +84,9 @@ pub struct SentencePieceParts {
     pub add_space_prefix: bool,
     /// Take runs of spaces as one.
     pub remove_extra_whitespaces: bool,
+    /// Control tokens swallow white space after them, but for `<unk>`, `<s>` and `<|endoftext|>`:
+    /// Phi-3's do, and its files do not say it.
+    pub controls_strip_right: bool,
     /// Beginning of sequence.
     pub bos: Option<TokenId>,
     /// Whether prompts begin with it; `None` = they do.
@@ -103,6 +108,9 @@ impl Tokenizer {
         };
         for (id, token) in (0u32..).zip(parts.tokens) {
             let is_control = matches!(token.kind, TokenKind::Control | TokenKind::Unknown);
+            if is_control || token.kind == TokenKind::UserDefined {
+                check_length(id, &token.text, path)?;
+            }
             let byte = (token.kind == TokenKind::Byte).then(|| fallback_byte(&token.text)).flatten();
             match byte {
                 Some(byte) => pieces.push(&[byte], false),
@@ -111,13 +119,21 @@ impl Tokenizer {
             }
             enter(&mut vocabulary, id, &token, byte, path)?;
             if is_control {
-                controls.push(Control::plain(&token.text, TokenId(id)));
+                let rstrip = parts.controls_strip_right && !UNSTRIPPED.contains(&token.text.as_str());
+                controls.push(Control { rstrip, ..Control::plain(&token.text, TokenId(id)) });
             }
         }
         let encoder = SentencePiece::new(vocabulary).map_err(|message| format_error(path, message))?;
         let controls = Controls::new(controls).map_err(|message| format_error(path, message))?;
         let wants_bos = parts.bos.is_some() && parts.add_bos.unwrap_or(true);
-        Ok(Self { encoder: Encoder::SentencePiece(encoder), controls, pieces, bos: parts.bos, wants_bos })
+        Ok(Self {
+            encoder: Encoder::SentencePiece(encoder),
+            controls,
+            pieces,
+            bos: parts.bos,
+            wants_bos,
+            first_space: None,
+        })
     }
 
     /// Builds the tokenizer of a byte-level BPE vocabulary. `path` is for errors.
@@ -134,6 +150,9 @@ impl Tokenizer {
         for (index, token) in parts.tokens.iter().enumerate() {
             let id = index as u32;
             let control = matches!(token.kind, TokenKind::Control | TokenKind::Unknown);
+            if control || token.kind == TokenKind::UserDefined {
+                check_length(id, &token.text, path)?;
+            }
             let bytes = match token.kind {
                 TokenKind::Normal | TokenKind::Unused | TokenKind::Byte => byte_level::decode(&token.text),
                 TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined => None,
@@ -151,7 +170,14 @@ impl Tokenizer {
         let merges = parts.merges;
         let encoder = fenced(path, || bpe_encoder(vocab, merges, rules, &added))?;
         let controls = Controls::new(controls).map_err(|message| format_error(path, message))?;
-        Ok(Self { encoder: Encoder::Library(Box::new(encoder)), controls, pieces, bos: parts.bos, wants_bos })
+        Ok(Self {
+            encoder: Encoder::Library(Box::new(encoder)),
+            controls,
+            pieces,
+            bos: parts.bos,
+            wants_bos,
+            first_space: None,
+        })
     }
 
     /// Builds the tokenizer of a `tokenizer.json`. `bos` and `eos` are these tokens' texts, `add_bos`
@@ -170,7 +196,10 @@ impl Tokenizer {
         let mut document: Value =
             serde_json::from_slice(json).map_err(|error| format_error(path, error.to_string()))?;
         let alphabet = Alphabet::of(&document, path)?;
-        let mut encoder = if mark_controls(&mut document, &[bos, eos]) {
+        check_added(&document, path)?;
+        let has_first = take_first_prefix(&mut document, path)?;
+        let marked = mark_controls(&mut document, &[bos, eos]);
+        let mut encoder = if marked || has_first {
             let json =
                 serde_json::to_vec(&document).map_err(|error| format_error(path, error.to_string()))?;
             fenced(path, || Library::from_bytes(&json))?
@@ -216,6 +245,11 @@ impl Tokenizer {
                 (None, None) => pieces.push(&[], false),
             }
         }
+        // A space that is there is not doubled, and added tokens are apart from the text after them.
+        let first_space = has_first.then(|| {
+            let added = added.values().map(|token| token.content.clone()).filter(|text| !text.is_empty());
+            [" ".to_owned(), BAR.to_string()].into_iter().chain(added).collect()
+        });
         let bos = bos.and_then(|text| encoder.token_to_id(text)).map(TokenId);
         let wants_bos = match (bos, add_bos) {
             (None, _) => false,
@@ -226,7 +260,82 @@ impl Tokenizer {
         };
         encoder.set_encode_special_tokens(true);
         let controls = Controls::new(controls).map_err(|message| format_error(path, message))?;
-        Ok(Self { encoder: Encoder::Library(Box::new(encoder)), controls, pieces, bos, wants_bos })
+        Ok(Self {
+            encoder: Encoder::Library(Box::new(encoder)),
+            controls,
+            pieces,
+            bos,
+            wants_bos,
+            first_space,
+        })
+    }
+}
+
+fn check_length(id: u32, text: &str, path: &Path) -> Result<(), LoadError> {
+    if text.len() <= MAX_CONTROL {
+        return Ok(());
+    }
+    let message =
+        format!("the special or added token {id} has {} bytes; {MAX_CONTROL} are the most", text.len());
+    Err(format_error(path, message))
+}
+
+fn check_added(document: &Value, path: &Path) -> Result<(), LoadError> {
+    for token in document.get("added_tokens").and_then(Value::as_array).into_iter().flatten() {
+        let id =
+            token.get("id").and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok()).unwrap_or(u32::MAX);
+        check_length(id, token.get("content").and_then(Value::as_str).unwrap_or_default(), path)?;
+    }
+    Ok(())
+}
+
+/// Rewrites `Metaspace` steps that put a space before the first piece of a text: the encoder sees
+/// what is between control tokens as texts of their own, each of which would be the first. Whether
+/// there were any. The space is put there before normalizing, so what else normalizing may do to
+/// it is refused.
+fn take_first_prefix(document: &mut Value, path: &Path) -> Result<bool, LoadError> {
+    let keeps_space = keeps_space(document.get("normalizer").unwrap_or(&Value::Null));
+    let Some(step) = document.get_mut("pre_tokenizer") else { return Ok(false) };
+    let is_first = |step: &Value| {
+        step.get("type").and_then(Value::as_str) == Some("Metaspace")
+            && step.get("prepend_scheme").and_then(Value::as_str) == Some("first")
+    };
+    let mut found = false;
+    let mut rewrite = |step: &mut Value| {
+        if is_first(step) {
+            step["prepend_scheme"] = "never".into();
+            found = true;
+        }
+    };
+    match step.get_mut("pretokenizers").and_then(Value::as_array_mut) {
+        Some(steps) => steps.iter_mut().for_each(rewrite),
+        None => rewrite(step),
+    }
+    if found && !keeps_space {
+        return Err(LoadError::Unsupported {
+            message: format!(
+                "the pre-tokenizer in {}: Metaspace with `prepend_scheme` \"first\" after a normalizer that may change spaces",
+                path.display()
+            ),
+        });
+    }
+    Ok(found)
+}
+
+/// Whether a normalizer leaves a space at a text's beginning a space, or makes it a U+2581.
+fn keeps_space(normalizer: &Value) -> bool {
+    match normalizer.get("type").and_then(Value::as_str) {
+        None => normalizer.is_null(),
+        Some("NFC" | "NFD" | "NFKC" | "NFKD" | "Lowercase" | "StripAccents") => true,
+        Some("Replace") => {
+            normalizer.get("pattern") == Some(&serde_json::json!({"String": " "}))
+                && normalizer.get("content").and_then(Value::as_str) == Some("\u{2581}")
+        }
+        Some("Sequence") => normalizer
+            .get("normalizers")
+            .and_then(Value::as_array)
+            .is_some_and(|steps| steps.iter().all(keeps_space)),
+        Some(_) => false,
     }
 }
 

@@ -16,6 +16,9 @@ use crate::types::TokenId;
 /// What role markers are drawn with: `<|im_start|>`, and DeepSeek's full-width form.
 const BARS: [char; 2] = ['|', '\u{ff5c}'];
 
+/// Bytes of the longest control or added token accepted: all beginnings and ends of each are kept.
+pub(super) const MAX_CONTROL: usize = 256;
+
 /// A control token and how it treats its neighbourhood.
 #[derive(Clone, Debug)]
 pub(crate) struct Control {

@@ -192,8 +192,7 @@ fn template(
 ) -> Result<Option<ChatTemplate>, LoadError> {
     let sources = template_sources(folder, settings)?;
     let compile = |source: String| {
-        ChatTemplate::compile(source, special.clone())
-            .map_err(|message| malformed(folder, format!("the chat template does not compile: {message}")))
+        ChatTemplate::load(source, special.clone()).map_err(|message| malformed(folder, message))
     };
     let plain = sources.plain.map(compile).transpose()?;
     let tools = sources.tools.map(compile).transpose()?;
@@ -231,9 +230,12 @@ fn template_sources(folder: &Path, settings: &Value) -> Result<Sources, LoadErro
         Some(Value::Object(named)) => {
             Sources { plain: named.get("default").and_then(text), tools: named.get(TOOL_USE).and_then(text) }
         }
-        Some(value) => Sources { plain: text(value), tools: None },
-        None => Sources::default(),
+        Some(Value::String(source)) => Sources { plain: Some(source.clone()), tools: None },
+        Some(_) | None => Sources::default(),
     };
+    if sources.plain.is_none() && sources.tools.is_none() && value.is_some_and(|value| !value.is_null()) {
+        return Err(malformed(folder, "`chat_template` is neither a text nor templates by name"));
+    }
     sources.tools = tools.or(sources.tools);
     Ok(sources)
 }

@@ -31,8 +31,7 @@ pub(super) fn text_model(metadata: &Metadata<'_>, vocab: usize, path: &Path) -> 
     let special = special_texts(metadata, &listed, path)?;
     let tokenizer = tokenizer(metadata, &listed, path)?;
     let compile = |source: &str| {
-        ChatTemplate::compile(source.to_owned(), special.clone())
-            .map_err(|message| malformed(path, format!("the chat template does not compile: {message}")))
+        ChatTemplate::load(source.to_owned(), special.clone()).map_err(|message| malformed(path, message))
     };
     let plain = template_source(metadata)?.map(compile).transpose()?;
     let tools = metadata.optional_text(TOOLS_TEMPLATE)?.map(compile).transpose()?;
@@ -157,9 +156,17 @@ fn sentencepiece_parts(
         tokens: tokens.collect(),
         add_space_prefix: metadata.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true),
         remove_extra_whitespaces: metadata.flag("tokenizer.ggml.remove_extra_whitespaces")?.unwrap_or(false),
+        controls_strip_right: is_phi3(metadata)?,
         bos: token(metadata, BOS, listed.texts.len(), path)?,
         add_bos: metadata.flag("tokenizer.ggml.add_bos_token")?,
     })
+}
+
+/// Whether the model is a Phi-3, by its architecture or its name.
+fn is_phi3(metadata: &Metadata<'_>) -> Result<bool, LoadError> {
+    let name = metadata.optional_text("general.name")?.unwrap_or_default().to_lowercase();
+    Ok(metadata.optional_text("general.architecture")? == Some("phi3")
+        || ["phi-3", "phi3"].iter().any(|part| name.contains(part)))
 }
 
 fn bpe_parts(metadata: &Metadata<'_>, listed: &Listed<'_>, path: &Path) -> Result<BpeParts, LoadError> {
@@ -174,11 +181,15 @@ fn bpe_parts(metadata: &Metadata<'_>, listed: &Listed<'_>, path: &Path) -> Resul
             Ok((left.to_owned(), right.to_owned()))
         })
         .collect::<Result<_, LoadError>>()?;
+    let pre = metadata.optional_text("tokenizer.ggml.pre")?;
+    if pre.is_none() {
+        tracing::warn!(file = %path.display(), "`tokenizer.ggml.pre` is missing: text is split as by `default`, which may not be the model's way");
+    }
     let tokens = listed.tokens().map(|(text, kind)| BpeToken { text: text.to_owned(), kind });
     Ok(BpeParts {
         tokens: tokens.collect(),
         merges,
-        pre: metadata.optional_text("tokenizer.ggml.pre")?.unwrap_or("default").to_owned(),
+        pre: pre.unwrap_or("default").to_owned(),
         bos: token(metadata, BOS, listed.texts.len(), path)?,
         add_bos: metadata.flag("tokenizer.ggml.add_bos_token")?,
     })
