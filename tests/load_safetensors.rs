@@ -480,13 +480,15 @@ fn templates_are_found_in_every_place() {
         edit(folder.path());
         load::open(folder.path()).map(|files| files.text.template.map(|template| template.source))
     };
-    let named = json!([{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]);
+    let named = json!([{"name": "tool_use", "template": "T{{ messages[0].content }}"}, {"name": "default", "template": "D{{ messages[0].content }}"}]);
     let listed = template(&|folder| {
         edit_json(&folder.join("tokenizer_config.json"), |json| json["chat_template"] = named.clone());
     });
-    assert_eq!(listed.expect("opens").as_deref(), Some("D"));
-    let own = template(&|folder| fs::write(folder.join("chat_template.jinja"), "J").expect("writes"));
-    assert_eq!(own.expect("opens").as_deref(), Some("J"));
+    assert_eq!(listed.expect("opens").as_deref(), Some("D{{ messages[0].content }}"));
+    let own = template(&|folder| {
+        fs::write(folder.join("chat_template.jinja"), "J{{ messages[0].content }}").expect("writes")
+    });
+    assert_eq!(own.expect("opens").as_deref(), Some("J{{ messages[0].content }}"));
     let broken = template(&|folder| fs::write(folder.join("chat_template.jinja"), "{% if").expect("writes"));
     assert!(broken.expect_err("is refused").to_string().contains("does not compile"));
 }
