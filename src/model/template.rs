@@ -50,7 +50,7 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     special: Map<String, serde_json::Value>,
     /// What it can do itself.
-    capabilities: Capabilities,
+    own: Capabilities,
     /// What it and the one for tools can do together.
     together: Capabilities,
     /// The one to use where tools are offered, if there is one of its own.
@@ -84,18 +84,18 @@ impl ChatTemplate {
         environment
             .add_template_owned(NAME, environment::without_generation_blocks(&source))
             .map_err(|error| error.to_string())?;
-        let capabilities = Capabilities::unknown();
+        let own = Capabilities::unknown();
         let together = Capabilities::unknown();
-        let mut template = Self { source, environment, special, capabilities, together, for_tools: None };
-        template.capabilities = template.probe();
-        template.together = template.capabilities.clone();
+        let mut template = Self { source, environment, special, own, together, for_tools: None };
+        template.own = template.probe();
+        template.together = template.own.clone();
         template.environment.set_fuel(Some(FUEL));
         Ok(template)
     }
 
     /// Adds the template to use where a request offers tools.
     pub fn with_tools_template(mut self, other: Self) -> Self {
-        let theirs = &other.capabilities;
+        let theirs = &other.own;
         self.together.tools = theirs.tools;
         self.together.tool_calls = theirs.tool_calls;
         self.together.tool_results = theirs.tool_results;
@@ -111,7 +111,7 @@ impl ChatTemplate {
     pub fn load(source: String, special: Map<String, serde_json::Value>) -> Result<Self, String> {
         let template = Self::compile(source, special)
             .map_err(|message| format!("the chat template does not compile: {message}"))?;
-        if template.capabilities.user_text {
+        if template.own.user_text {
             return Ok(template);
         }
         Err("the chat template cannot be used: it does not print what the user says, neither a content that is a \
@@ -134,7 +134,7 @@ impl ChatTemplate {
 
     /// What it can do by itself.
     pub(crate) fn own_capabilities(&self) -> &Capabilities {
-        &self.capabilities
+        &self.own
     }
 
     fn probe(&self) -> Capabilities {
