@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::config::{Config, DeviceChoice};
 use crate::model::engine::Prepared;
-use crate::model::families::{self, DecoderFacts};
+use crate::model::families;
 use crate::model::load::{self, ModelFiles};
 use crate::model::ops::Ops;
 use crate::model::{LoadedModel, ModelSource, PreparedEngine};
@@ -18,23 +18,14 @@ use crate::types::LoadError;
 pub mod fit;
 mod memory;
 
+use fit::Estimate;
+
 /// A model on disk.
 #[derive(Clone, Debug)]
 pub struct FileModel {
     id: String,
     path: PathBuf,
     config: Config,
-}
-
-/// What a backend's key-value memory is counted in.
-#[derive(Clone, Copy, Debug)]
-struct KvUnits {
-    /// Bytes of a stored number.
-    element_bytes: u64,
-    /// Tokens of a block.
-    block_tokens: u64,
-    /// Bytes left beside weights and scratch; `None` where the system does not tell.
-    room: Option<u64>,
 }
 
 /// The backends there are, as compiled.
@@ -94,11 +85,7 @@ fn not_compiled(feature: &str) -> LoadError {
     LoadError::Unsupported { message }
 }
 
-/// The context that rows get: as set, at most the model's.
-fn context(config: &Config, facts: &DecoderFacts) -> Result<u32, LoadError> {
-    context_of(config, facts.context)
-}
-
+/// The context that rows get: as set, at most the model's own.
 fn context_of(config: &Config, own: u32) -> Result<u32, LoadError> {
     match config.engine.context {
         None => Ok(own),
@@ -112,17 +99,20 @@ fn context_of(config: &Config, own: u32) -> Result<u32, LoadError> {
 
 /// Key-value bytes: as set, else what all rows can use, at most a quarter of the memory and at least one
 /// row's whole context, within the room that the estimate found.
-fn kv_budget(config: &Config, facts: &DecoderFacts, context: u32, units: KvUnits) -> u64 {
-    if let Some(mib) = config.engine.kv_memory_mib {
-        return mib.saturating_mul(1024 * 1024);
+fn kv_budget(config: &Config, estimate: &Estimate, context: u32, block_tokens: u32) -> u64 {
+    if let Some(bytes) = kv_memory(config) {
+        return bytes;
     }
-    let per_token =
-        2 * (facts.kv.layers * facts.kv.kv_heads * facts.kv.head_dim) as u64 * units.element_bytes;
-    let row_tokens = u64::from(context) + units.block_tokens;
-    let one_row = row_tokens.saturating_mul(per_token);
+    let row_tokens = u64::from(context) + u64::from(block_tokens);
+    let one_row = row_tokens.saturating_mul(estimate.kv_per_token);
     let all_rows = (config.scheduler.max_rows as u64).saturating_mul(one_row);
-    let Some((bytes, room)) = limit(config).zip(units.room) else { return all_rows };
+    let Some((bytes, room)) = estimate.limit.zip(estimate.room()) else { return all_rows };
     all_rows.min(bytes / 4).max(one_row).min(room)
+}
+
+/// Key-value bytes as set.
+fn kv_memory(config: &Config) -> Option<u64> {
+    config.engine.kv_memory_mib.map(|mib| mib.saturating_mul(1024 * 1024))
 }
 
 /// Memory that may be used: as set, else the machine's less an eighth for all else that runs on it.
@@ -135,12 +125,13 @@ fn limit(config: &Config) -> Option<u64> {
 fn prepare<O: Ops + 'static>(
     files: &ModelFiles,
     config: &Config,
+    estimate: &Estimate,
     ops: O::Config,
-    units: KvUnits,
+    block_tokens: u32,
 ) -> Result<Box<dyn PreparedEngine>, LoadError> {
     let packed = families::pack::<O>(files, &ops)?;
-    let context = context(config, &packed.facts)?;
-    let kv_budget_bytes = kv_budget(config, &packed.facts, context, units);
+    let context = context_of(config, packed.facts.context)?;
+    let kv_budget_bytes = kv_budget(config, estimate, context, block_tokens);
     Ok(Box::new(Prepared { config: ops, packed, context, kv_budget_bytes }))
 }
 
@@ -148,15 +139,15 @@ fn prepare_for(
     backend: Backend,
     files: &ModelFiles,
     config: &Config,
-    room: Option<u64>,
+    estimate: &Estimate,
 ) -> Result<Box<dyn PreparedEngine>, LoadError> {
     match backend {
         #[cfg(feature = "cpu")]
-        Backend::Cpu => prepare_cpu(files, config, room),
+        Backend::Cpu => prepare_cpu(files, config, estimate),
         #[cfg(not(feature = "cpu"))]
         Backend::Cpu => Err(not_compiled("cpu")),
         #[cfg(feature = "mlx")]
-        Backend::Mlx => prepare_mlx(files, config, room),
+        Backend::Mlx => prepare_mlx(files, config, estimate),
         #[cfg(not(feature = "mlx"))]
         Backend::Mlx => Err(not_compiled("mlx")),
     }
@@ -166,14 +157,9 @@ fn prepare_for(
 fn prepare_cpu(
     files: &ModelFiles,
     config: &Config,
-    room: Option<u64>,
+    estimate: &Estimate,
 ) -> Result<Box<dyn PreparedEngine>, LoadError> {
-    let element_bytes = match config.cpu.kv {
-        crate::config::KvType::F16 => 2,
-        crate::config::KvType::F32 => 4,
-    };
-    let units = KvUnits { element_bytes, block_tokens: 64, room };
-    prepare::<crate::model::cpu::CpuOps>(files, config, config.cpu.clone(), units)
+    prepare::<crate::model::cpu::CpuOps>(files, config, estimate, config.cpu.clone(), 64)
 }
 
 /// Metal on a Mac, MLX's CPU device elsewhere; half precision in the type that the family and its
@@ -182,15 +168,20 @@ fn prepare_cpu(
 fn prepare_mlx(
     files: &ModelFiles,
     config: &Config,
-    room: Option<u64>,
+    estimate: &Estimate,
 ) -> Result<Box<dyn PreparedEngine>, LoadError> {
-    use crate::model::mlx::{MlxConfig, MlxDevice, MlxOps, MlxType};
+    use crate::model::mlx::{MlxOps, MlxType};
 
-    let device = if cfg!(target_os = "macos") { MlxDevice::Gpu } else { MlxDevice::Cpu };
     let half = if families::fits_float16(&files.config) { MlxType::F16 } else { MlxType::BF16 };
-    let ops = MlxConfig::for_device(device, half);
-    let units = KvUnits { element_bytes: ops.activations.bytes(), block_tokens: 256, room };
-    prepare::<MlxOps>(files, config, ops, units)
+    prepare::<MlxOps>(files, config, estimate, mlx_config(half), 256)
+}
+
+/// MLX on the device that this machine has for it.
+#[cfg(feature = "mlx")]
+fn mlx_config(half: crate::model::mlx::MlxType) -> crate::model::mlx::MlxConfig {
+    use crate::model::mlx::{MlxConfig, MlxDevice};
+
+    MlxConfig::for_device(if cfg!(target_os = "macos") { MlxDevice::Gpu } else { MlxDevice::Cpu }, half)
 }
 
 /// How MLX holds a model on this machine's device.
@@ -204,10 +195,8 @@ struct MlxNumbers {
 
 #[cfg(feature = "mlx")]
 fn mlx_numbers() -> MlxNumbers {
-    use crate::model::mlx::{MlxConfig, MlxDevice, MlxType};
-
-    let device = if cfg!(target_os = "macos") { MlxDevice::Gpu } else { MlxDevice::Cpu };
-    let config = MlxConfig::for_device(device, MlxType::BF16);
+    // Either half type has the same width.
+    let config = mlx_config(crate::model::mlx::MlxType::BF16);
     MlxNumbers { element_bytes: config.activations.bytes(), dequantizes: config.dequantize }
 }
 
@@ -226,7 +215,7 @@ impl ModelSource for FileModel {
         let files = load::open(&self.path)?;
         let estimate = fit::estimate(&files, &self.config)?;
         let config = estimate.settings(&self.config)?;
-        let engine = prepare_for(backend, &files, &config, estimate.room())?;
+        let engine = prepare_for(backend, &files, &config, &estimate)?;
         let mut text = files.text;
         if let Some(context) = config.engine.context {
             text.context = text.context.min(context);

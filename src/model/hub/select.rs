@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::{HubError, HubId, Variant};
+use crate::model::load::PartName;
 
 /// The text side and settings of a model folder.
 const COMPANIONS: &[&str] = &[
@@ -25,6 +26,9 @@ const COMPANIONS: &[&str] = &[
 /// Further templates of a folder.
 const TEMPLATES: &str = "additional_chat_templates/";
 pub(super) const INDEX: &str = "model.safetensors.index.json";
+
+/// Most parts of a model.
+const MAX_PARTS: u64 = 4096;
 
 /// A file of a repository, with its size where that is known.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -133,9 +137,7 @@ pub(super) fn folder(files: &[Listed]) -> Vec<String> {
 }
 
 fn is_shard(name: &str) -> bool {
-    name.strip_prefix("model-")
-        .and_then(|rest| rest.strip_suffix(".safetensors"))
-        .is_some_and(|rest| shard_numbers(&format!("-{rest}")).is_some_and(|(stem, _, _)| stem.is_empty()))
+    part_name(name).is_some_and(|part| (part.stem, part.extension) == ("model", "safetensors"))
 }
 
 /// One GGUF model of a repository: a file, or all its shards.
@@ -157,12 +159,9 @@ impl Group {
     /// The shards' names as they should be.
     pub fn expected(&self) -> Vec<String> {
         let Some(first) = self.names.first() else { return Vec::new() };
-        let stem = first.strip_suffix(".gguf").unwrap_or(first);
-        match shard_numbers(stem) {
+        match part_name(first) {
             None => vec![first.clone()],
-            Some((base, _, count)) => {
-                (1..=count).map(|number| format!("{base}-{number:05}-of-{count:05}.gguf")).collect()
-            }
+            Some(part) => (1..=part.count).map(|number| part.part(number)).collect(),
         }
     }
 }
@@ -176,7 +175,7 @@ pub(super) fn gguf_groups(files: &[Listed]) -> Vec<Group> {
         if base.starts_with("mmproj") || base.contains("imatrix") {
             continue;
         }
-        let (key, count) = shard_numbers(stem).map_or((stem, 1), |(base, _, count)| (base, count));
+        let (key, count) = part_name(&file.name).map_or((stem, 1), |part| (part.stem, part.count as usize));
         let group = groups.entry(key).or_insert_with(|| Group {
             label: label(key),
             names: Vec::new(),
@@ -198,20 +197,16 @@ fn name_apart(groups: &mut [Group]) {
     for (at, group) in groups.iter_mut().enumerate() {
         let is_shared = labels.iter().filter(|label| **label == labels[at]).count() > 1;
         if let (true, Some(first)) = (is_shared, group.names.first()) {
-            let stem = first.strip_suffix(".gguf").unwrap_or(first);
-            let stem = shard_numbers(stem).map_or(stem, |(base, _, _)| base);
+            let whole = first.strip_suffix(".gguf").unwrap_or(first);
+            let stem = part_name(first).map_or(whole, |part| part.stem);
             group.label = stem.rsplit('/').next().unwrap_or(stem).to_owned();
         }
     }
 }
 
-/// `NAME-00002-of-00005` as its parts.
-fn shard_numbers(stem: &str) -> Option<(&str, usize, usize)> {
-    let (rest, count) = stem.rsplit_once("-of-")?;
-    let (base, number) = rest.rsplit_once('-')?;
-    let parse = |text: &str| (text.len() == 5).then(|| text.parse::<usize>().ok()).flatten();
-    let (number, count) = (parse(number)?, parse(count)?);
-    (number >= 1 && number <= count && count <= 4096).then_some((base, number, count))
+/// A part's name whose numbers make sense.
+fn part_name(name: &str) -> Option<PartName<'_>> {
+    PartName::parse(name).filter(|part| (1..=part.count).contains(&part.number) && part.count <= MAX_PARTS)
 }
 
 /// The quantisation that a file's name ends with; the name itself where it says none.

@@ -1,6 +1,7 @@
 //! Facts about a model for people.
 
 use super::TensorTable;
+use crate::types::ByteSize;
 
 /// Family, format, types, parameters, context and size, in this order.
 pub(super) fn facts(
@@ -13,20 +14,22 @@ pub(super) fn facts(
         ("family", family.to_owned()),
         ("format", format.to_owned()),
         ("weights", tensors.weight_types().join(", ")),
-        ("parameters", scaled(tensors.parameters(), 1000.0, &["", " k", " M", " billion"])),
+        ("parameters", counted(tensors.parameters())),
         ("context", format!("{context} tokens")),
-        ("file size", scaled(tensors.file_bytes(), 1024.0, &[" B", " KiB", " MiB", " GiB"])),
+        ("file size", ByteSize(tensors.file_bytes()).to_string()),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .to_vec()
 }
 
-fn scaled(value: u64, base: f64, units: &[&str]) -> String {
-    let (mut value, mut unit) = (value as f64, 0);
-    while value >= base && unit + 1 < units.len() {
-        value /= base;
+/// A count in steps of a thousand.
+fn counted(count: u64) -> String {
+    const UNITS: [&str; 4] = ["", " k", " M", " billion"];
+    let (mut value, mut unit) = (count as f64, 0);
+    while value >= 1000.0 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
         unit += 1;
     }
     let digits = usize::from(unit > 0 && value < 100.0);
-    format!("{value:.digits$}{}", units.get(unit).copied().unwrap_or_default())
+    format!("{value:.digits$}{}", UNITS[unit])
 }

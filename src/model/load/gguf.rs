@@ -20,7 +20,6 @@ use super::{ModelFiles, facts, malformed};
 use crate::model::text::TextModel;
 use crate::types::LoadError;
 use reader::{Header, TensorInfo};
-pub(super) use shards::model_name;
 
 /// Values of `general.architecture` that are understood. Not derived from `families::KNOWN`: an
 /// architecture belongs here only when the order of its rows (see [`INTERLEAVED`]) was looked up, for a

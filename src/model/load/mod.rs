@@ -11,6 +11,7 @@ mod facts;
 mod folder;
 mod gguf;
 mod mapping;
+mod parts;
 pub mod table;
 pub mod tensor;
 
@@ -22,6 +23,7 @@ use crate::model::text::TextModel;
 use crate::types::LoadError;
 
 pub use gguf::ARCHITECTURES;
+pub use parts::PartName;
 pub use table::{TensorFacts, TensorTable};
 pub use tensor::{AffineShape, Factors, HostTensor, MetaType, RowOrder, TensorType};
 
@@ -106,10 +108,9 @@ pub fn model_id(path: &Path) -> String {
     let resolved = if path.file_name().is_none() { path.canonicalize().ok() } else { None };
     let path = resolved.as_deref().unwrap_or(path);
     let is_gguf = path.extension().is_some_and(|ext| ext.eq_ignore_ascii_case("gguf"));
-    let name = if is_gguf { path.file_stem() } else { path.file_name() };
-    let name = name.map_or_else(|| "model".into(), |name| name.to_string_lossy());
-    let name = if is_gguf { gguf::model_name(&name) } else { &name };
-    name.to_owned()
+    let name = path.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy());
+    let stem = name.rsplit_once('.').filter(|_| is_gguf).map_or(&*name, |(stem, _)| stem);
+    PartName::parse(&name).filter(|_| is_gguf).map_or(stem, |part| part.stem).to_owned()
 }
 
 /// Those of the files that are not there, in words; `None` where all are.

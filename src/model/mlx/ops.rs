@@ -3,6 +3,8 @@
 //! Few nodes a layer: a node costs microseconds before any arithmetic. The budget is held
 //! by a test that counts the graph's operations.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::rc::Rc;
 
 use mlx_rs::fast::{ScaledDotProductAttentionMask, rms_norm, rope, scaled_dot_product_attention};
@@ -33,6 +35,8 @@ pub struct MlxVector {
 pub struct MlxOps {
     config: MlxConfig,
     weight_bytes: u64,
+    /// Of this step: layers with one window share theirs.
+    masks: HashMap<MaskShape, Array>,
     /// Shared with the key-value store: given back when both are gone.
     stream: Rc<StreamLease>,
 }
@@ -110,7 +114,7 @@ impl MlxOps {
     }
 
     fn attend_row(
-        &self,
+        &mut self,
         kv: &mut MlxKv,
         layer: LayerId,
         x: &Array,
@@ -125,10 +129,10 @@ impl MlxOps {
         let (keys, values) = kv.append(row.sequence, layer, row.start, (&keys, &values), first..end)?;
         let windowed = spec.window.is_some_and(|window| end - first > window);
         let out = if let Some(cap) = spec.softcap {
-            capped_attention(&queries, &keys, &values, spec, cap, &mask_of(row, first, spec.window)?)
+            capped_attention(&queries, &keys, &values, spec, cap, self.mask_of(row, first, spec.window)?)
         } else if windowed {
-            let mask = mask_of(row, first, spec.window)?;
-            scaled_dot_product_attention(&queries, &keys, &values, spec.scale, &mask, None)
+            let mask = self.mask_of(row, first, spec.window)?;
+            scaled_dot_product_attention(&queries, &keys, &values, spec.scale, mask, None)
         } else if row.len == 1 {
             let none = None::<ScaledDotProductAttentionMask<'_>>;
             scaled_dot_product_attention(&queries, &keys, &values, spec.scale, none, None)
@@ -141,18 +145,37 @@ impl MlxOps {
             .and_then(|out| reshape(out, &[dim(row.len).unwrap_or(-1), width]))
             .map_err(device_error)
     }
+
+    /// The row's mask, made by the step's first layer that needs it.
+    fn mask_of(&mut self, row: &StepRow, first: u32, window: Option<u32>) -> Result<&Array, EngineError> {
+        let len = u32::try_from(row.len).unwrap_or(u32::MAX);
+        let shape = MaskShape { start: row.start, len, first, window: window.unwrap_or(u32::MAX) };
+        Ok(match self.masks.entry(shape) {
+            Entry::Occupied(made) => made.into_mut(),
+            Entry::Vacant(place) => place.insert(shape.mask()?),
+        })
+    }
 }
 
-/// `[tokens, visible]`, true where a query may look.
-fn mask_of(row: &StepRow, first: u32, window: Option<u32>) -> Result<Array, EngineError> {
-    let window = window.unwrap_or(u32::MAX);
-    let len = u32::try_from(row.len).unwrap_or(u32::MAX);
-    let visible = row.start + len - first;
-    let sees = |query: u32, key: u32| key <= query && query - key < window;
-    let mask: Vec<bool> = (row.start..row.start + len)
-        .flat_map(|query| (first..first + visible).map(move |key| sees(query, key)))
-        .collect();
-    Ok(Array::from_slice(&mask, &[dim(row.len)?, dim(visible as usize)?]))
+/// All that a mask depends on.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct MaskShape {
+    start: u32,
+    len: u32,
+    /// The oldest visible position.
+    first: u32,
+    window: u32,
+}
+
+impl MaskShape {
+    /// `[tokens, visible]`, true where a query may look.
+    fn mask(self) -> Result<Array, EngineError> {
+        let (from, end) = (self.start, self.start + self.len);
+        let sees = |query: u32, key: u32| key <= query && query - key < self.window;
+        let mask: Vec<bool> =
+            (from..end).flat_map(|query| (self.first..end).map(move |key| sees(query, key))).collect();
+        Ok(Array::from_slice(&mask, &[dim(self.len as usize)?, dim((end - self.first) as usize)?]))
+    }
 }
 
 /// Attention whose scores are bent to `cap`: MLX's own has no place for that. Query heads of a
@@ -211,7 +234,7 @@ impl Ops for MlxOps {
     fn start(config: &MlxConfig, start: &StartOps) -> Result<(Self, MlxKv), EngineError> {
         let stream = StreamLease::take(config.device)?;
         let kv = MlxKv::new(start, config.activations, Rc::clone(&stream));
-        Ok((Self { config: *config, weight_bytes: 0, stream }, kv))
+        Ok((Self { config: *config, weight_bytes: 0, masks: HashMap::new(), stream }, kv))
     }
 
     fn adopt(&mut self, packed: MlxPacked) -> Result<MlxWeight, EngineError> {
@@ -232,6 +255,7 @@ impl Ops for MlxOps {
     }
 
     fn embed(&mut self, table: &MlxWeight, step: &Step<'_>) -> Result<Array, EngineError> {
+        self.masks.clear();
         let ids: Vec<u32> = step.tokens.iter().map(|token| token.0).collect();
         table.rows(&Array::from_slice(&ids, &[dim(ids.len())?]))
     }

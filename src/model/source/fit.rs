@@ -4,7 +4,7 @@
 //! are a few per cent. Mapped files are not counted: the system takes their pages back. What is found to
 //! fit here finds its room when it is loaded: [`super::kv_budget`] goes by the same numbers.
 
-use super::{Backend, choose, context_of, limit, mlx_numbers};
+use super::{Backend, choose, context_of, kv_memory, limit, mlx_numbers};
 use crate::config::{Config, KvType};
 use crate::model::families;
 use crate::model::load::{ModelFiles, TensorFacts, TensorType};
@@ -56,7 +56,7 @@ pub fn estimate(files: &ModelFiles, config: &Config) -> Result<Estimate, LoadErr
     let cached = [sizes.layers, sizes.kv_heads, sizes.head_dim].map(|size| size as u64);
     let kv_per_token = product(&[2, element]).saturating_mul(product(&cached));
     let context = context_of(config, files.text.context)?;
-    let set = config.engine.kv_memory_mib.map(|mib| mib.saturating_mul(1024 * 1024));
+    let set = kv_memory(config);
     let tokens = u64::from(config.scheduler.max_chunk_tokens).min(u64::from(context));
     let wide = (6 * sizes.hidden + 3 * sizes.intermediate) as u64;
     let rows = config.scheduler.max_rows as u64;

@@ -105,13 +105,11 @@ impl Capabilities {
         };
         let said = message("assistant", ASSISTANT);
         let system = message("system", SYSTEM);
-        let calls = Calls::probe(&probe);
         let tools = probe.render(&[user(USER)], Some(tools()));
-        Self {
+        let mut found = Self {
             user_text: plain.contains(USER),
             content_parts: probe.parts,
             system_role: prints(&[system.clone(), user(USER)], &[SYSTEM, USER]),
-            system_before_results: calls.system,
             system_neighbours: prints(
                 &[system.clone(), message("system", SECOND), user(USER)],
                 &[SYSTEM, SECOND, USER],
@@ -122,16 +120,6 @@ impl Capabilities {
             ),
             strict_alternation: !prints(&[user(USER), user(SECOND)], &[USER, SECOND]),
             tools: tools.is_some_and(|text| text.contains(TOOL)),
-            tool_calls: calls.form.is_some(),
-            null_content: calls.form.is_none_or(|form| form.null_content),
-            empty_content: calls.empty_content,
-            string_arguments: calls.form.is_some_and(|form| form.string_arguments),
-            calls_without_tools: calls.without_tools,
-            parallel_calls: calls.parallel,
-            text_beside_calls: calls.text_beside,
-            text_before_calls: calls.text_before,
-            tool_results: calls.results,
-            results_without_tools: calls.results_without_tools,
             generation_prompt: probe
                 .without_generation_prompt(&[user(USER)])
                 .is_some_and(|text| text != plain),
@@ -140,7 +128,47 @@ impl Capabilities {
                 .filter(|name| name.contains("think") || name == "reasoning")
                 .take(MAX_SWITCHES)
                 .find(|name| probe.switches(name)),
+            ..Self::unknown()
+        };
+        found.probe_calls(&probe);
+        found
+    }
+
+    /// What becomes of calls and of what tools answer; where no form of a call is printed, results alone.
+    fn probe_calls(&mut self, probe: &Probe<'_>) {
+        let prints =
+            |messages: &[Value], words: &[&str], offered| probe.prints(messages, words, offered).is_some();
+        let Some(form) = Form::find(probe) else {
+            let talk = [user(USER), message("assistant", ASSISTANT), answer()];
+            self.tool_results = prints(&talk, &[RESULT], true);
+            self.results_without_tools = self.tool_results && prints(&talk, &[RESULT], false);
+            return;
+        };
+        let plain = [user(USER), form.asked(None), answer()];
+        let empty = Form { null_content: false, ..form };
+        let mut several = form.asked(None);
+        if let Some(calls) = several.get_mut("tool_calls").and_then(Value::as_array_mut) {
+            calls.push(form.call(OTHER_CALL, "probe0002"));
         }
+        let said = message("assistant", ASSISTANT);
+        self.tool_calls = true;
+        self.null_content = form.null_content;
+        self.string_arguments = form.string_arguments;
+        self.empty_content = prints(&[user(USER), empty.asked(None), answer()], &[CALL, ARGUMENT], true);
+        self.calls_without_tools = prints(&plain, &[CALL, ARGUMENT], false);
+        self.parallel_calls =
+            prints(&[user(USER), several, answer(), second_answer()], &[CALL, ARGUMENT, OTHER_CALL], true);
+        self.text_beside_calls =
+            prints(&[user(USER), form.asked(Some(ASSISTANT)), answer()], &[ASSISTANT, CALL, ARGUMENT], true);
+        self.text_before_calls =
+            prints(&[user(USER), said, form.asked(None), answer()], &[ASSISTANT, CALL, ARGUMENT], true);
+        self.tool_results = prints(&plain, &[RESULT], true);
+        self.results_without_tools = prints(&plain, &[RESULT], false);
+        self.system_before_results = prints(
+            &[message("system", SYSTEM), user(USER), form.asked(None), answer()],
+            &[SYSTEM, USER, CALL],
+            true,
+        );
     }
 
     /// For people: name and value, in order.
@@ -166,25 +194,12 @@ struct Form {
     string_arguments: bool,
 }
 
-/// What becomes of calls and of what tools answer.
-struct Calls {
-    form: Option<Form>,
-    empty_content: bool,
-    without_tools: bool,
-    parallel: bool,
-    text_beside: bool,
-    text_before: bool,
-    results: bool,
-    results_without_tools: bool,
-    /// A system message at the beginning is printed too.
-    system: bool,
-}
-
-impl Calls {
-    fn probe(probe: &Probe<'_>) -> Self {
-        let form = [false, true].into_iter().find_map(|string_arguments| {
+impl Form {
+    /// The form in which a call's name and argument are printed.
+    fn find(probe: &Probe<'_>) -> Option<Self> {
+        [false, true].into_iter().find_map(|string_arguments| {
             let written = |null_content| {
-                let form = Form { null_content, string_arguments };
+                let form = Self { null_content, string_arguments };
                 probe
                     .prints(&[user(USER), form.asked(None), answer()], &[CALL, ARGUMENT], true)
                     .map(|text| (form, text))
@@ -194,65 +209,9 @@ impl Calls {
                 (Some((_, null)), Some((form, empty))) if nones(&null) != nones(&empty) => Some(form),
                 (null, empty) => null.or(empty).map(|(form, _)| form),
             }
-        });
-        let result_alone = |offered| {
-            let talk = [user(USER), message("assistant", ASSISTANT), answer()];
-            probe.prints(&talk, &[RESULT], offered).is_some()
-        };
-        let Some(form) = form else {
-            let results = result_alone(true);
-            return Self {
-                form: None,
-                empty_content: true,
-                without_tools: false,
-                parallel: false,
-                text_beside: false,
-                text_before: false,
-                results,
-                results_without_tools: results && result_alone(false),
-                system: true,
-            };
-        };
-        let prints =
-            |messages: &[Value], words: &[&str], offered| probe.prints(messages, words, offered).is_some();
-        let plain = [user(USER), form.asked(None), answer()];
-        let empty = Form { null_content: false, ..form };
-        let mut several = form.asked(None);
-        if let Some(calls) = several.get_mut("tool_calls").and_then(Value::as_array_mut) {
-            calls.push(form.call(OTHER_CALL, "probe0002"));
-        }
-        let text = message("assistant", ASSISTANT);
-        Self {
-            form: Some(form),
-            empty_content: prints(&[user(USER), empty.asked(None), answer()], &[CALL, ARGUMENT], true),
-            without_tools: prints(&plain, &[CALL, ARGUMENT], false),
-            parallel: prints(
-                &[user(USER), several, answer(), second_answer()],
-                &[CALL, ARGUMENT, OTHER_CALL],
-                true,
-            ),
-            text_beside: prints(
-                &[user(USER), form.asked(Some(ASSISTANT)), answer()],
-                &[ASSISTANT, CALL, ARGUMENT],
-                true,
-            ),
-            text_before: prints(
-                &[user(USER), text, form.asked(None), answer()],
-                &[ASSISTANT, CALL, ARGUMENT],
-                true,
-            ),
-            results: prints(&plain, &[RESULT], true),
-            results_without_tools: prints(&plain, &[RESULT], false),
-            system: prints(
-                &[message("system", SYSTEM), user(USER), form.asked(None), answer()],
-                &[SYSTEM, USER, CALL],
-                true,
-            ),
-        }
+        })
     }
-}
 
-impl Form {
     fn call(self, name: &str, id: &str) -> Value {
         let arguments = json!({ARGUMENT: ARGUMENT});
         let arguments = if self.string_arguments { arguments.to_string().into() } else { arguments };

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use super::super::mapping::Mapping;
+use super::super::parts::PartName;
 use super::super::{malformed, missing};
 use super::reader::Header;
 use crate::types::LoadError;
@@ -18,7 +19,9 @@ const MAX_PARTS: u64 = 1024;
 /// The files of the model that a file belongs to, in order, mapped: itself alone, or all parts.
 pub(super) fn open(path: &Path) -> Result<Vec<(PathBuf, Mapping)>, LoadError> {
     let given = Mapping::open(path)?;
-    let Some(name) = PartName::of(path) else { return Ok(vec![(path.to_owned(), given)]) };
+    let Some(name) = path.file_name().and_then(|name| PartName::parse(name.to_str()?)) else {
+        return Ok(vec![(path.to_owned(), given)]);
+    };
     let metadata = Header::parse(given.bytes(), path, 0)?.metadata;
     let count = metadata.number("split.count")?.unwrap_or(1);
     if count <= 1 {
@@ -121,40 +124,4 @@ fn misnamed(path: &Path, number: u64, count: u64) -> LoadError {
         "is part {number} of {count}, but its name does not end in -{number:05}-of-{count:05}.gguf: parts are found by their names"
     );
     malformed(path, message)
-}
-
-/// A file name taken apart.
-struct PartName<'a> {
-    stem: &'a str,
-    number: u64,
-    count: u64,
-    extension: &'a str,
-}
-
-impl<'a> PartName<'a> {
-    fn of(path: &'a Path) -> Option<Self> {
-        Self::parse(path.file_name()?.to_str()?)
-    }
-
-    fn parse(name: &'a str) -> Option<Self> {
-        let (front, extension) = name.rsplit_once('.')?;
-        let (front, count) = front.rsplit_once("-of-")?;
-        let (stem, number) = front.rsplit_once('-')?;
-        let digits = |text: &str| {
-            let is_number = text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
-            is_number.then(|| text.parse().ok()).flatten()
-        };
-        Some(Self { stem, number: digits(number)?, count: digits(count)?, extension })
-    }
-
-    /// The name of another part.
-    fn part(&self, number: u64) -> String {
-        format!("{}-{number:05}-of-{:05}.{}", self.stem, self.count, self.extension)
-    }
-}
-
-/// The name of a model without the part that a file's stem names; unchanged for a whole file.
-pub(in crate::model::load) fn model_name(stem: &str) -> &str {
-    // The parser wants an extension, which a stem has not.
-    PartName::parse(&format!("{stem}.gguf")).map_or(stem, |part| &stem[..part.stem.len()])
 }
