@@ -407,6 +407,20 @@ def llama3_divisors(s):
     return (1 / ((1 - smooth) / r["factor"] + smooth)).astype(np.float32)
 
 
+def add_text(out, pre):
+    """The tokenizer, cut by the pre-tokenizer of this name, and the chat template."""
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre(pre)
+    out.add_token_list(TOKENS)
+    out.add_token_types([3] * len(SPECIAL) + [4] * len(USER_DEFINED) + [1] * (VOCAB - len(SPECIAL) - len(USER_DEFINED)))
+    out.add_token_merges(MERGES)
+    out.add_bos_token_id(BOS)
+    out.add_eos_token_id(EOS)
+    out.add_pad_token_id(0)
+    out.add_add_bos_token(False)
+    out.add_chat_template(TEMPLATE)
+
+
 def write_gguf(folder, s, name, dtype, embedding=None, finer=None):
     """`embedding`: its type where it differs; `finer`: that of v and down, as the mixed files have it."""
     out = gguf.GGUFWriter(folder / f"{name}.gguf", s.family)
@@ -428,16 +442,7 @@ def write_gguf(folder, s, name, dtype, embedding=None, finer=None):
     else:
         out.add_key_length(s.head_dim)
         out.add_value_length(s.head_dim)
-    out.add_tokenizer_model("gpt2")
-    out.add_tokenizer_pre(s.pre)
-    out.add_token_list(TOKENS)
-    out.add_token_types([3] * len(SPECIAL) + [4] * len(USER_DEFINED) + [1] * (VOCAB - len(SPECIAL) - len(USER_DEFINED)))
-    out.add_token_merges(MERGES)
-    out.add_bos_token_id(BOS)
-    out.add_eos_token_id(EOS)
-    out.add_pad_token_id(0)
-    out.add_add_bos_token(False)
-    out.add_chat_template(TEMPLATE)
+    add_text(out, s.pre)
     for tensor, w in random_weights(s).items():
         if s.family == "llama" and tensor.endswith(("q_proj.weight", "k_proj.weight")):
             w = permute_rows(w, s.heads if "q_proj" in tensor else s.kv_heads)

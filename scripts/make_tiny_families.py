@@ -22,9 +22,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from make_tiny_checkpoints import (BOS, EOS, GGML, LONG, LONG_POSITIONS, MERGES, MIN_EFFECT, ROOT, SHORT, SPECIAL, TEMPLATE, TOKENS, TOLERANCE,
-                                   USER_DEFINED, VOCAB, choose_prompt, permute_rows, read_safetensors, transformers_model, write_json,
-                                   write_safetensors, write_tokenizer_files)
+from make_tiny_checkpoints import (BOS, EOS, GGML, LONG, LONG_POSITIONS, MIN_EFFECT, ROOT, SHORT, TOLERANCE, VOCAB, add_text, choose_prompt,
+                                   permute_rows, read_safetensors, transformers_model, write_json, write_safetensors, write_tokenizer_files)
 
 WINDOW = 24  # shorter than either prompt
 BASE = {
@@ -172,16 +171,7 @@ def write_twin(name, folder, config, weights):
         out.add_rope_dimension_count(int(config["partial_rotary_factor"] * head_dim))
         out.add_rope_scaling_orig_ctx_len(original)
         out.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(factor) / math.log(original)))
-    out.add_tokenizer_model("gpt2")
-    out.add_tokenizer_pre("smollm")
-    out.add_token_list(TOKENS)
-    out.add_token_types([3] * len(SPECIAL) + [4] * len(USER_DEFINED) + [1] * (VOCAB - len(SPECIAL) - len(USER_DEFINED)))
-    out.add_token_merges(MERGES)
-    out.add_bos_token_id(BOS)
-    out.add_eos_token_id(EOS)
-    out.add_pad_token_id(0)
-    out.add_add_bos_token(False)
-    out.add_chat_template(TEMPLATE)
+    add_text(out, "smollm")
     names = gguf.get_tensor_name_map({a: k for k, a in gguf.MODEL_ARCH_NAMES.items()}[arch], config["num_hidden_layers"])
     for tensor, w in weights.items():
         if arch in INTERLEAVED and tensor.endswith(("q_proj.weight", "k_proj.weight")):

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{fetched, json};
+use common::{fetched, json, token_cases};
 use greenroom::model::load;
 use greenroom::model::tokenizer::{ScoredToken, SentencePieceParts, TokenKind, Tokenizer};
 use greenroom::types::TokenId;
@@ -160,10 +160,7 @@ fn gemma_3_gives_the_reference_ids() {
     let ids = |value: &Value| -> Vec<TokenId> {
         value.as_array().expect("ids").iter().map(|id| TokenId(id.as_u64().expect("an id") as u32)).collect()
     };
-    let golden = json("tokenizer/gemma3.json");
-    let cases = golden["cases"].as_array().expect("cases");
-    assert!(cases.len() >= 40);
-    for case in cases {
+    for case in token_cases("gemma3") {
         let source = case["text"].as_str().expect("a text");
         let special = text.tokenizer.encode_with_specials(source).expect("encodes");
         assert_eq!(special, ids(&case["ids"]), "with specials: {source:?}");

@@ -7,7 +7,7 @@ mod common;
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
-use common::{data, demo_model, json};
+use common::{data, demo_model, json, token_cases};
 use greenroom::model::load;
 use greenroom::model::text::TextModel;
 use greenroom::model::tokenizer::{
@@ -50,10 +50,7 @@ fn stream(text: &Arc<TextModel>, ids: &[TokenId]) -> Vec<String> {
 #[test]
 fn the_demo_models_tokenizer_gives_the_reference_ids() {
     let text = demo();
-    let golden = json("tokenizer/smollm2.json");
-    let cases = golden["cases"].as_array().expect("cases");
-    assert!(cases.len() >= 40);
-    for case in cases {
+    for case in token_cases("smollm2") {
         let source = case["text"].as_str().expect("a text");
         let special = text.tokenizer.encode_with_specials(source).expect("encodes");
         assert_eq!(special, ids(&case["ids"]), "with specials: {source:?}");
@@ -432,11 +429,8 @@ const FETCHED: [&str; 9] = [
 #[ignore = "long: needs the files of native/tokenizers.sh"]
 fn fetched_tokenizers_give_the_reference_ids() {
     for name in FETCHED {
-        let golden = json(&format!("tokenizer/hf-{name}.json"));
         let text = fetched_json(name);
-        let cases = golden["cases"].as_array().expect("cases");
-        assert!(cases.len() >= 40);
-        for case in cases {
+        for case in token_cases(&format!("hf-{name}")) {
             let source = case["text"].as_str().expect("a text");
             let got = text.tokenizer.encode_with_specials(source).expect("encodes");
             assert_eq!(got, ids(&case["ids"]), "{name}: {source:?}");

@@ -31,7 +31,7 @@ impl Report {
 pub(super) fn doctor(build: Build, args: &DoctorArgs) -> Result<Exit, Stop> {
     let mut report = Report::default();
     report.fact("version", &version(build));
-    let config = match settings::plain(args.config.as_deref()) {
+    let config = match settings::plain(args.settings.config.as_deref()) {
         Ok(config) => {
             report.fact("settings", "as they should be");
             config

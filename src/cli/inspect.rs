@@ -16,7 +16,7 @@ const FIRST_LAYER: &str = ".layers.0.";
 
 /// Prints the description; the exit code says whether the model could be loaded.
 pub(super) fn inspect(args: &InspectArgs) -> Result<Exit, Stop> {
-    let config = settings::plain(args.config.as_deref())?;
+    let config = settings::plain(args.settings.config.as_deref())?;
     let found = home::here(args.model.as_deref(), &config)?;
     let model = look(&found.path, &config);
     if args.template {

@@ -90,12 +90,19 @@ enum Command {
     Bench(Box<BenchArgs>),
 }
 
-/// Flags of the settings that concern a model.
+/// Where the settings are read.
 #[derive(Debug, Args)]
-struct EngineArgs {
+struct SettingsFile {
     /// Settings file; without it greenroom.toml in the data folder, where there is one
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+}
+
+/// Flags of the settings that concern a model.
+#[derive(Debug, Args)]
+struct EngineArgs {
+    #[command(flatten)]
+    settings: SettingsFile,
     /// Device that computes
     #[arg(long, value_enum)]
     device: Option<Device>,
@@ -191,9 +198,8 @@ struct PullArgs {
     /// Only files that match: * is anything, ? one character; may be given several times
     #[arg(long, value_name = "GLOB")]
     file: Vec<String>,
-    /// Settings file; without it greenroom.toml in the data folder, where there is one
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    settings: SettingsFile,
 }
 
 #[derive(Debug, Args)]
@@ -205,9 +211,8 @@ struct ModelsArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Settings file; without it greenroom.toml in the data folder, where there is one
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    settings: SettingsFile,
 }
 
 #[derive(Debug, Args)]
@@ -229,9 +234,8 @@ struct InspectArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Settings file; without it greenroom.toml in the data folder, where there is one
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    settings: SettingsFile,
 }
 
 #[derive(Debug, Args)]
@@ -258,9 +262,8 @@ struct RenderArgs {
 
 #[derive(Debug, Args)]
 struct DoctorArgs {
-    /// Settings file; without it greenroom.toml in the data folder, where there is one
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    settings: SettingsFile,
 }
 
 #[derive(Debug, Args)]

@@ -21,7 +21,7 @@ struct Listed {
 
 /// Prints the list.
 pub(super) fn models(args: &ModelsArgs) -> Result<Exit, Stop> {
-    let config = settings::plain(args.config.as_deref())?;
+    let config = settings::plain(args.settings.config.as_deref())?;
     let mut listed = own();
     let cached = pull::hub(&config).list();
     listed.extend(cached.into_iter().map(|model| Listed {

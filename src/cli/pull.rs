@@ -21,7 +21,7 @@ pub(super) fn pull(args: &PullArgs) -> Result<Exit, Stop> {
         let message = format!("{error}; or `demo`, `demo-speech`");
         Stop::new(Exit::Usage, message)
     })?;
-    let hub = hub(&settings::plain(args.config.as_deref())?);
+    let hub = hub(&settings::plain(args.settings.config.as_deref())?);
     let pulled = hub.pull(&id, &args.file, &Report::new()).map_err(|error| stop(&error))?;
     let fetched = match pulled.fetched {
         0 => "all here already".to_owned(),

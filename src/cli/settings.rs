@@ -9,7 +9,7 @@ use crate::exit::Exit;
 
 /// Settings for `serve`.
 pub(super) fn for_serve(args: &ServeArgs) -> Result<Config, Stop> {
-    let mut sources = with_engine(read(args.engine.config.as_deref())?, &args.engine);
+    let mut sources = with_engine(read(args.engine.settings.config.as_deref())?, &args.engine);
     if let Some(host) = &args.host {
         sources = sources.flag("--host", "http.host", host.clone());
     }
@@ -29,7 +29,7 @@ pub(super) fn for_serve(args: &ServeArgs) -> Result<Config, Stop> {
 
 /// Settings for `run`: quiet unless the command line says otherwise.
 pub(super) fn for_run(args: &EngineArgs) -> Result<Config, Stop> {
-    let mut sources = with_engine(read(args.config.as_deref())?, args);
+    let mut sources = with_engine(read(args.settings.config.as_deref())?, args);
     if args.log_level.is_none() {
         sources = sources.flag("--log-level", "log.level", "warn");
     }

@@ -70,3 +70,11 @@ pub fn edit_json(path: &Path, edit: impl FnOnce(&mut serde_json::Value)) {
     edit(&mut value);
     std::fs::write(path, value.to_string()).expect("writes");
 }
+
+/// The cases of a tokenizer's golden file below `tests/data/tokenizer`: all of the tricky strings.
+pub fn token_cases(name: &str) -> Vec<serde_json::Value> {
+    let golden = json(&format!("tokenizer/{name}.json"));
+    let cases = golden["cases"].as_array().expect("cases").clone();
+    assert!(cases.len() >= 40, "{name}");
+    cases
+}
