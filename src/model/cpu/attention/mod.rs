@@ -4,6 +4,7 @@
 //! writes its keys and values into the row's blocks, rounded as stored. The
 //! second lets every query read them, its own chunk's included, as stored. So a
 //! query's result depends on what came before it, never on where chunks began.
+//! A third pass merges the spans of long contexts that were cut among threads.
 //! What one query computes, and in which order, is [`span`]'s matter.
 
 use super::kv::{BLOCK_TOKENS, BlockLayout, CpuKv};
@@ -16,10 +17,12 @@ use crate::types::EngineError;
 
 mod span;
 
-use span::Queries;
+use span::{Job, Queries};
 
 /// Query vectors that one item computes at most: they share keys and values while those are near.
 const ITEM_QUERIES: usize = 48;
+/// Pieces for each thread that keep all of them busy to the end, nearly.
+const PIECES_PER_THREAD: usize = 8;
 /// Tokens prepared by one claim, at least.
 const PREPARE_TOKENS: usize = 4;
 
@@ -35,14 +38,29 @@ struct RowPlace {
     blocks: usize,
 }
 
-/// One claimable piece of the second pass: some tokens of a row, one key-value head.
+/// Some tokens of a row with one key-value head.
 #[derive(Clone, Copy, Debug)]
-struct Item {
+struct Piece {
     row: RowPlace,
     head: usize,
     /// First token, counted from the row's first in this step.
     token: usize,
     tokens: usize,
+}
+
+/// One claimable item of the second pass, or of the third.
+#[derive(Clone, Copy, Debug)]
+struct Item {
+    piece: Piece,
+    part: Part,
+}
+
+/// What of a piece an item is; partials by their place in [`Scratch::partials`].
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    All,
+    Span { span: usize, to: usize },
+    Merge { spans: usize, from: usize },
 }
 
 /// Lists that a step refills; kept so that a steady step allocates nothing.
@@ -51,6 +69,8 @@ pub struct Scratch {
     blocks: Vec<*mut u8>,
     rows: Vec<RowPlace>,
     items: Vec<Item>,
+    merges: Vec<Item>,
+    partials: Vec<f32>,
 }
 
 /// Everything that the threads share.
@@ -61,14 +81,14 @@ struct Pass<'a> {
     spec: &'a AttnSpec<Vector>,
     rope: Option<&'a RopeTable>,
     rows: &'a [RowPlace],
-    items: &'a [Item],
     blocks: &'a [*mut u8],
+    partials: *mut f32,
     qkv: *mut f32,
     out: *mut f32,
 }
 
-// SAFETY: threads touch a token's queries, keys and values (first pass) or an item's queries and outputs
-// (second pass) only after claiming it; blocks are written in the first pass only, each slot by the thread
+// SAFETY: threads touch a token's queries, keys and values (first pass) or an item's queries and outputs or
+// partial (later passes) only after claiming it; blocks are written in the first pass only, each slot by the thread
 // that claimed its token, and `CpuKv::view` saw that no other sequence owns them.
 unsafe impl Sync for Pass<'_> {}
 
@@ -136,25 +156,23 @@ pub fn attend(
     let tokens = step.tokens.len();
     assert_eq!(qkv.len(), tokens * (spec.heads + 2 * spec.kv_heads) * spec.head_dim, "queries, keys, values");
     assert_eq!(out.len(), tokens * spec.heads * spec.head_dim, "an output for every query");
-    let Scratch { blocks, rows, items } = scratch;
+    let Scratch { blocks, rows, items, merges, partials } = scratch;
     blocks.clear();
     rows.clear();
-    items.clear();
     for row in step.rows {
         let (start, at) = (row.start as usize, blocks.len());
         kv.view(row.sequence, start, row.len, blocks)?;
         rows.push(RowPlace { first: row.first, len: row.len, start, blocks: at });
     }
-    let group = spec.heads / spec.kv_heads;
-    let per_item = (ITEM_QUERIES / group).max(1);
-    for row in rows.iter() {
-        for token in (0..row.len).step_by(per_item) {
-            let tokens = per_item.min(row.len - token);
-            items.extend((0..spec.kv_heads).map(|head| Item { row: *row, head, token, tokens }));
-        }
+    let (qkv, out, rows) = (qkv.as_mut_ptr(), out.as_mut_ptr(), &rows[..]);
+    let partials_at = std::ptr::null_mut();
+    let mut pass =
+        Pass { machine, layout, layer: layer.0, spec, rope, rows, blocks, partials: partials_at, qkv, out };
+    let room = pass.cut(items, merges);
+    if partials.len() < room {
+        partials.resize(room, 0.0);
     }
-    let (qkv, out) = (qkv.as_mut_ptr(), out.as_mut_ptr());
-    let pass = Pass { machine, layout, layer: layer.0, spec, rope, rows, items, blocks, qkv, out };
+    pass.partials = partials.as_mut_ptr();
     let grain = tokens.div_ceil(4 * machine.threads.max(1)).max(PREPARE_TOKENS);
     machine.pool.run(machine.threads, tokens, grain, &|range| {
         for token in range {
@@ -162,12 +180,14 @@ pub fn attend(
             unsafe { pass.prepare(token) };
         }
     });
-    machine.pool.run(machine.threads, pass.items.len(), 1, &|range| {
-        for item in range {
-            // SAFETY: this thread claimed the item, and the first pass is over.
-            unsafe { pass.attend(&pass.items[item]) };
-        }
-    });
+    for items in [&items[..], &merges[..]] {
+        machine.pool.run(machine.threads, items.len(), 1, &|range| {
+            for item in range {
+                // SAFETY: this thread claimed the item, and the passes before are over.
+                unsafe { pass.attend(&items[item]) };
+            }
+        });
+    }
     Ok(())
 }
 
@@ -212,34 +232,78 @@ impl Pass<'_> {
         }
     }
 
-    /// Computes an item's queries.
+    /// Lists the items of the second and third pass; gives the numbers that their partials hold.
     ///
-    /// # Safety
-    /// The item is the calling thread's alone, in the second pass.
-    unsafe fn attend(&self, item: &Item) {
+    /// Few pieces would leave threads idle beside a long context, so these are cut by spans, which are
+    /// computed from scratch and merged in the same order either way.
+    fn cut(&self, items: &mut Vec<Item>, merges: &mut Vec<Item>) -> usize {
+        items.clear();
+        merges.clear();
         let group = self.spec.heads / self.spec.kv_heads;
-        let first = item.row.first + item.token;
-        let column = item.head * group * self.spec.head_dim;
-        let queries = Queries {
+        let per_piece = (ITEM_QUERIES / group).max(1);
+        let pieces: usize =
+            self.rows.iter().map(|row| row.len.div_ceil(per_piece) * self.spec.kv_heads).sum();
+        let enough = pieces >= PIECES_PER_THREAD * self.machine.threads || self.machine.threads <= 1;
+        let mut room = 0;
+        for row in self.rows {
+            for token in (0..row.len).step_by(per_piece) {
+                let tokens = per_piece.min(row.len - token);
+                for head in 0..self.spec.kv_heads {
+                    let piece = Piece { row: *row, head, token, tokens };
+                    let queries = self.queries(&piece);
+                    let (from, spans) = (room, queries.spans());
+                    if enough || spans.clone().count() == 1 {
+                        items.push(Item { piece, part: Part::All });
+                        continue;
+                    }
+                    for span in spans.clone() {
+                        items.push(Item { piece, part: Part::Span { span, to: room } });
+                        room += queries.partial_len();
+                    }
+                    merges.push(Item { piece, part: Part::Merge { spans: spans.count(), from } });
+                }
+            }
+        }
+        room
+    }
+
+    fn queries(&self, piece: &Piece) -> Queries<'_> {
+        let group = self.spec.heads / self.spec.kv_heads;
+        let first = piece.row.first + piece.token;
+        let column = piece.head * group * self.spec.head_dim;
+        let out_stride = self.spec.heads * self.spec.head_dim;
+        Queries {
             layout: self.layout,
             layer: self.layer,
-            head: item.head,
+            head: piece.head,
             group,
-            tokens: item.tokens,
-            position: item.row.start + item.token,
+            tokens: piece.tokens,
+            position: piece.row.start + piece.token,
             window: self.spec.window.map(|window| window as usize),
             scale: self.spec.scale,
             softcap: self.spec.softcap,
-            blocks: &self.blocks[item.row.blocks..],
-            // SAFETY: both are inside their buffers, whose lengths `attend` checked.
-            q: unsafe { self.qkv.add(first * self.stride() + column) },
+            blocks: &self.blocks[piece.row.blocks..],
+            // Both are inside their buffers, whose lengths `attend` checked.
+            q: self.qkv.wrapping_add(first * self.stride() + column),
             q_stride: self.stride(),
-            // SAFETY: as above.
-            out: unsafe { self.out.add(first * self.spec.heads * self.spec.head_dim + column) },
-            out_stride: self.spec.heads * self.spec.head_dim,
+            out: self.out.wrapping_add(first * out_stride + column),
+            out_stride,
+        }
+    }
+
+    /// Computes an item's queries.
+    ///
+    /// # Safety
+    /// The item is the calling thread's alone; the first pass is over, and for a merge the second.
+    unsafe fn attend(&self, item: &Item) {
+        let job = match item.part {
+            Part::All => Job::All,
+            Part::Span { span, to } => Job::Span(span, self.partials.wrapping_add(to)),
+            Part::Merge { spans, from } => Job::Merge(spans, self.partials.wrapping_add(from)),
         };
-        // SAFETY: passed on: the item's queries and outputs are this thread's, and nobody writes blocks.
-        unsafe { span::compute(self.machine.path, &queries) }
+        // SAFETY: passed on: the item's queries, outputs and partials are this thread's, as `cut` laid them
+        // out, and nobody writes blocks.
+        unsafe { span::compute(self.machine.path, &self.queries(&item.piece), job) }
     }
 }
 

@@ -17,7 +17,7 @@ use crate::config::KvType;
 const SPAN: usize = 512;
 const SPAN_BLOCKS: usize = SPAN / BLOCK_TOKENS;
 /// Queries that share loads of keys and values.
-const TOGETHER: usize = 4;
+const TOGETHER: usize = 6;
 /// Lanes of keys or dimensions kept in registers for each of them.
 const WIDE: usize = 2 * LANES;
 
@@ -45,20 +45,32 @@ pub(super) struct Queries<'a> {
     pub(super) out_stride: usize,
 }
 
+/// What becomes of what was summed.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Job {
+    /// Every span, then the outputs.
+    All,
+    /// One span, kept as a partial: [`Queries::partial_len`] numbers from here on.
+    Span(usize, *mut f32),
+    /// The outputs of so many partials, which follow each other from here on.
+    Merge(usize, *const f32),
+}
+
 thread_local! {
     /// Running values of the queries at hand; grows once.
     static STATE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Computes all queries.
+/// Does a job for all queries.
 ///
 /// # Safety
 /// `q` and `out` hold the queries and outputs, the blocks cover every position up to the last token's,
-/// nobody else touches the outputs or writes the blocks.
-pub(super) unsafe fn compute(path: SimdPath, queries: &Queries<'_>) {
+/// partials are as long as said; nobody else touches the outputs or the partial, or writes the blocks or
+/// the partials to be merged.
+pub(super) unsafe fn compute(path: SimdPath, queries: &Queries<'_>, job: Job) {
     STATE.with_borrow_mut(|state| match queries.layout.kind {
-        KvType::F16 => dispatch(path, Compute::<Half> { queries, state, stored: Half }),
-        KvType::F32 => dispatch(path, Compute::<Single> { queries, state, stored: Single }),
+        KvType::F16 => dispatch(path, Compute::<Half> { queries, job, state, stored: Half }),
+        KvType::F32 => dispatch(path, Compute::<Single> { queries, job, state, stored: Single }),
     });
 }
 
@@ -94,6 +106,7 @@ impl Stored for Single {
 
 struct Compute<'a, E> {
     queries: &'a Queries<'a>,
+    job: Job,
     state: &'a mut Vec<f32>,
     stored: E,
 }
@@ -124,6 +137,26 @@ impl<'a> State<'a> {
         sum.fill(0.0);
         out.fill(0.0);
         Self { span_max, span_sum, span_out, max, sum, out }
+    }
+
+    /// Keeps what was joined so far, as a partial: after one span that is the span.
+    #[inline(always)]
+    fn write(&self, to: &mut [f32]) {
+        let (max, rest) = to.split_at_mut(self.max.len());
+        let (sum, out) = rest.split_at_mut(self.sum.len());
+        max.copy_from_slice(self.max);
+        sum.copy_from_slice(self.sum);
+        out.copy_from_slice(self.out);
+    }
+
+    /// A partial as the span at hand.
+    #[inline(always)]
+    fn read(&mut self, from: &[f32]) {
+        let (max, rest) = from.split_at(self.span_max.len());
+        let (sum, out) = rest.split_at(self.span_sum.len());
+        self.span_max.copy_from_slice(max);
+        self.span_sum.copy_from_slice(sum);
+        self.span_out.copy_from_slice(out);
     }
 
     fn begin_span(&mut self) {
@@ -164,35 +197,75 @@ impl<E: Stored> Kernel for Compute<'_, E> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { queries: q, state, stored } = self;
-        let width = q.layout.value_width;
-        let count = q.tokens * q.group;
-        let mut state = State::new(state, count, width);
-        let last = q.position + q.tokens - 1;
-        let first_block = q.first_seen(q.position) / BLOCK_TOKENS;
-        for span in first_block / SPAN_BLOCKS..=last / SPAN {
-            state.begin_span();
-            let from = first_block.max(span * SPAN_BLOCKS);
-            let to = (last / BLOCK_TOKENS).min(span * SPAN_BLOCKS + SPAN_BLOCKS - 1);
-            for block in from..=to {
-                q.block(s, stored, block, &mut state);
+        let Self { queries: q, job, state, stored } = self;
+        let mut state = State::new(state, q.tokens * q.group, q.layout.value_width);
+        match job {
+            Job::All => {
+                for span in q.spans() {
+                    q.span(s, stored, span, &mut state);
+                }
+                q.finish(&state);
             }
-            state.merge(s, width);
-        }
-        let d = q.layout.head_dim;
-        for query in 0..count {
-            let sum = state.sum[query];
-            let values = &state.out[query * width..query * width + d];
-            // SAFETY: `compute`'s caller vouches for the outputs.
-            let out = unsafe { std::slice::from_raw_parts_mut(q.out.add(q.offset(query, q.out_stride)), d) };
-            for (out, value) in out.iter_mut().zip(values) {
-                *out = *value / sum;
+            Job::Span(span, to) => {
+                q.span(s, stored, span, &mut state);
+                // SAFETY: `compute`'s caller vouches for the place.
+                state.write(unsafe { std::slice::from_raw_parts_mut(to, q.partial_len()) });
+            }
+            Job::Merge(count, from) => {
+                for index in 0..count {
+                    let at = from.wrapping_add(index * q.partial_len());
+                    // SAFETY: `compute`'s caller vouches for the partials.
+                    state.read(unsafe { std::slice::from_raw_parts(at, q.partial_len()) });
+                    state.merge(s, q.layout.value_width);
+                }
+                q.finish(&state);
             }
         }
     }
 }
 
 impl Queries<'_> {
+    /// Numbers of a partial.
+    pub(super) fn partial_len(&self) -> usize {
+        self.tokens * self.group * (2 + self.layout.value_width)
+    }
+
+    /// Spans that any of the queries sees.
+    #[inline(always)]
+    pub(super) fn spans(&self) -> std::ops::RangeInclusive<usize> {
+        self.first_seen(self.position) / SPAN..=(self.position + self.tokens - 1) / SPAN
+    }
+
+    /// Computes one span from scratch and joins it.
+    #[inline(always)]
+    fn span<S: Simd, E: Stored>(&self, s: S, stored: E, span: usize, state: &mut State<'_>) {
+        state.begin_span();
+        let last = self.position + self.tokens - 1;
+        let from = (self.first_seen(self.position) / BLOCK_TOKENS).max(span * SPAN_BLOCKS);
+        let to = (last / BLOCK_TOKENS).min(span * SPAN_BLOCKS + SPAN_BLOCKS - 1);
+        for block in from..=to {
+            self.block(s, stored, block, state);
+        }
+        state.merge(s, self.layout.value_width);
+    }
+
+    /// Writes the outputs.
+    #[inline(always)]
+    fn finish(&self, state: &State<'_>) {
+        let (d, width) = (self.layout.head_dim, self.layout.value_width);
+        for query in 0..self.tokens * self.group {
+            let sum = state.sum[query];
+            let values = &state.out[query * width..query * width + d];
+            // SAFETY: `compute`'s caller vouches for the outputs.
+            let out = unsafe {
+                std::slice::from_raw_parts_mut(self.out.add(self.offset(query, self.out_stride)), d)
+            };
+            for (out, value) in out.iter_mut().zip(values) {
+                *out = *value / sum;
+            }
+        }
+    }
+
     /// First position that the query at `position` sees.
     #[inline(always)]
     fn first_seen(&self, position: usize) -> usize {
@@ -205,7 +278,7 @@ impl Queries<'_> {
         query / self.group * stride + query % self.group * self.layout.head_dim
     }
 
-    /// Lets every query see one block, up to four at a time.
+    /// Lets every query see one block, some at a time.
     #[inline(always)]
     fn block<S: Simd, E: Stored>(&self, s: S, stored: E, block: usize, state: &mut State<'_>) {
         let base = block * BLOCK_TOKENS;
@@ -225,9 +298,11 @@ impl Queries<'_> {
             }
         }
         match count {
-            1 => self.see::<S, E, 1>(s, stored, block, &[together[0]], state),
-            2 => self.see::<S, E, 2>(s, stored, block, &[together[0], together[1]], state),
-            3 => self.see::<S, E, 3>(s, stored, block, &[together[0], together[1], together[2]], state),
+            1 => self.see::<S, E, 1>(s, stored, block, &together[..count], state),
+            2 => self.see::<S, E, 2>(s, stored, block, &together[..count], state),
+            3 => self.see::<S, E, 3>(s, stored, block, &together[..count], state),
+            4 => self.see::<S, E, 4>(s, stored, block, &together[..count], state),
+            5 => self.see::<S, E, 5>(s, stored, block, &together[..count], state),
             _ => {}
         }
     }
@@ -239,12 +314,17 @@ impl Queries<'_> {
         s: S,
         stored: E,
         block: usize,
-        seen: &[Seen; N],
+        seen: &[Seen],
         state: &mut State<'_>,
     ) {
+        let Some(seen) = seen.first_chunk::<N>() else { return };
         let place = self.layout.place(self.blocks[block], self.layer, self.head);
         let mut weights = [[0.0_f32; BLOCK_TOKENS]; N];
-        self.scores(s, stored, place.keys(), seen, &mut weights);
+        let next = self
+            .blocks
+            .get(block + 1)
+            .map_or(place.keys(), |next| self.layout.place(*next, self.layer, self.head).keys());
+        self.scores(s, stored, [place.keys(), next], seen, &mut weights);
         let mut corrections = [0.0; N];
         for i in 0..N {
             let query = seen[i].query;
@@ -296,7 +376,7 @@ impl Queries<'_> {
         &self,
         s: S,
         stored: E,
-        keys: *const u8,
+        [keys, next]: [*const u8; 2],
         seen: &[Seen; N],
         scores: &mut [[f32; BLOCK_TOKENS]; N],
     ) {
@@ -307,9 +387,14 @@ impl Queries<'_> {
             query[i] = self.q.wrapping_add(self.offset(seen[i].query, self.q_stride));
         }
         let scale = s.splat(self.scale);
+        // Many queries compute for longer on a block than it takes to come.
+        let ahead = self.tokens * self.group <= TOGETHER;
         for chunk in (first..last).step_by(WIDE) {
             let mut sums = [[s.splat(0.0); 2]; N];
             for dim in 0..self.layout.head_dim {
+                if ahead {
+                    s.prefetch(next.wrapping_add(64 * (chunk / WIDE * self.layout.head_dim + dim)));
+                }
                 let at = dim * BLOCK_TOKENS + chunk;
                 // SAFETY: `dim < head_dim` and `chunk + 16 <= 64`: inside the block's keys.
                 let key = unsafe { [stored.load(s, keys, at), stored.load(s, keys, at + LANES)] };

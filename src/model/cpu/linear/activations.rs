@@ -133,35 +133,24 @@ impl Kernel for Round<'_> {
         let (codes, _) = row.codes.as_chunks_mut::<GROUP>();
         for (g, (x, codes)) in groups.iter().zip(codes).enumerate() {
             let (chunks, _) = x.as_chunks::<LANES>();
+            let x = [s.load(&chunks[0]), s.load(&chunks[1]), s.load(&chunks[2]), s.load(&chunks[3])];
             let (mut largest, mut taint) = (s.splat(0.0), s.splat(0.0));
-            for chunk in chunks {
-                let v = s.load(chunk);
+            for v in x {
                 largest = s.max(s.abs(v), largest);
                 taint = s.add(taint, s.mul(v, s.splat(0.0)));
             }
-            let (mut magnitudes, mut taints) = ([0.0; LANES], [0.0; LANES]);
-            s.store(largest, &mut magnitudes);
-            s.store(taint, &mut taints);
-            let (mut largest, mut taint) = (0.0_f32, 0.0_f32);
-            for i in 0..LANES {
-                largest = if magnitudes[i] > largest { magnitudes[i] } else { largest };
-                taint += taints[i];
-            }
-            let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-            let (mut sum, mut half_sum) = (0, 0);
-            for (index, (chunk, codes)) in chunks.iter().zip(codes.chunks_exact_mut(LANES)).enumerate() {
-                if index == GROUP / 2 / LANES {
-                    half_sum = sum;
-                }
-                let scaled = s.mul(s.load(chunk), s.splat(inverse));
-                let rounded = s.sub(s.add(scaled, s.splat(ROUND)), s.splat(ROUND));
+            let (largest, taint) = (s.top(largest), s.total(taint));
+            let inverse = s.splat(if largest > 0.0 { 127.0 / largest } else { 0.0 });
+            let mut rounded = x;
+            for v in &mut rounded {
+                let nearest = s.sub(s.add(s.mul(*v, inverse), s.splat(ROUND)), s.splat(ROUND));
                 // The bounds hold anyway for numbers; they keep infinities and NaN in range on every path.
-                let bounded = s.max(s.min(rounded, s.splat(127.0)), s.splat(-127.0));
-                for (code, value) in codes.iter_mut().zip(s.to_i32(bounded)) {
-                    *code = value as i8;
-                    sum += value;
-                }
+                *v = s.max(s.min(nearest, s.splat(127.0)), s.splat(-127.0));
             }
+            *codes = s.to_i8(rounded);
+            // Sums of few small integers: exact in f32, in any order.
+            let half_sum = s.total(s.add(rounded[0], rounded[1])) as i32;
+            let sum = half_sum + s.total(s.add(rounded[2], rounded[3])) as i32;
             // Adding a zero, or NaN where a value was not finite: rounding must not hide it.
             let scale = largest / 127.0 + taint;
             row.scales[g] = scale;

@@ -11,8 +11,9 @@ use super::super::weight::{GROUP, PANEL_ROWS, Quantised, Scales};
 use super::Int8Panel;
 
 mod sixteens;
+mod tiled;
 
-/// Products of one panel with `tile.len()` tokens, at most 8, from `token` on.
+/// Products of one panel with `tile.len()` tokens from `token` on.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn product(panel: &Int8Panel<'_>, token: usize, tile: &mut [[f32; PANEL_ROWS]]) {
     match (panel.format.scales, panel.format.bits) {
@@ -30,10 +31,7 @@ fn by_tokens<const BITS: u8>(panel: &Int8Panel<'_>, token: usize, tile: &mut [[f
         0 => {}
         1 => passes::<BITS, 1>(panel, token, tile),
         2 => passes::<BITS, 2>(panel, token, tile),
-        _ => {
-            half_by_tokens::<BITS>(panel, token, 0, tile);
-            half_by_tokens::<BITS>(panel, token, 1, tile);
-        }
+        _ => tiled::product::<BITS>(panel, token, tile),
     }
 }
 
@@ -49,57 +47,6 @@ fn passes<const BITS: u8, const M: usize>(
         for (h, sum) in sums.iter().enumerate() {
             // SAFETY: `h < 2`, so eight of the sixteen places follow.
             unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(8 * h), *sum) };
-        }
-    }
-}
-
-/// Three and more tokens with eight rows: a group's codes are unpacked into registers once, then every
-/// token passes over them; running sums are in `tile`.
-#[target_feature(enable = "avx2,fma,f16c")]
-fn half_by_tokens<const BITS: u8>(
-    panel: &Int8Panel<'_>,
-    token: usize,
-    half: usize,
-    tile: &mut [[f32; PANEL_ROWS]],
-) {
-    let q = &panel.format;
-    let x = panel.x;
-    let groups = x.groups();
-    let (code_bytes, block_bytes) = (q.code_bytes(), q.block_bytes());
-    let zero = i32::from(q.zero.unwrap_or(0));
-    let offset = _mm256_set1_epi32(if BITS == 8 { 128 - zero } else { -zero });
-    let ones = _mm256_set1_epi16(1);
-    assert!(x.scales.len() >= (token + tile.len()) * groups, "activations of every token");
-    for out in tile.iter_mut() {
-        out[8 * half..8 * half + 8].fill(0.0);
-    }
-    let mut group = 0;
-    for block in panel.bytes.chunks_exact(block_bytes) {
-        let scales = &block[q.spans * code_bytes..];
-        for span in 0..q.spans {
-            let [scale, bias] = eight_scales(q, scales, span, half);
-            let codes = &block[span * code_bytes..(span + 1) * code_bytes];
-            let w = unpack::<BITS>(codes, half);
-            for (i, out) in tile.iter_mut().enumerate() {
-                let at = (token + i) * groups + group;
-                // SAFETY: `at` is below `tile.len()` tokens' groups from `token` on, as asserted, and
-                // `Int8Panel::new` saw that sums and codes are as many; `half < 2`.
-                unsafe {
-                    let dots = dot::<BITS>(&w, x.codes.as_ptr().add(GROUP * at), ones);
-                    let sum = _mm256_mullo_epi32(_mm256_set1_epi32(*x.sums.get_unchecked(at)), offset);
-                    let dots = if BITS != 8 && q.zero.is_none() { dots } else { _mm256_add_epi32(dots, sum) };
-                    let x_scale = _mm256_set1_ps(*x.scales.get_unchecked(at));
-                    let place = out.as_mut_ptr().add(8 * half);
-                    let scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(dots), x_scale);
-                    let mut sums = _mm256_fmadd_ps(scaled, scale, _mm256_loadu_ps(place));
-                    if q.zero.is_none() {
-                        let x_sum = _mm256_set1_ps(*x.scaled_sums.get_unchecked(at));
-                        sums = _mm256_fmadd_ps(bias, x_sum, sums);
-                    }
-                    _mm256_storeu_ps(place, sums);
-                }
-            }
-            group += 1;
         }
     }
 }

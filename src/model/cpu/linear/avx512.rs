@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 use super::super::weight::{GROUP, PANEL_ROWS, Quantised, Scales};
 use super::Int8Panel;
 
-/// Products of one panel with `tile.len()` tokens, at most 8, from `token` on.
+/// Products of one panel with `tile.len()` tokens from `token` on.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) fn product(panel: &Int8Panel<'_>, token: usize, tile: &mut [[f32; PANEL_ROWS]]) {
     match (panel.format.scales, panel.format.bits) {

@@ -21,15 +21,14 @@ pub use activations::{DisjointInt8Rows, Int8Row, Int8Rows};
 
 use widened::WidenedPanel;
 
-/// Tokens that share one pass over a panel.
-const TILE: usize = 8;
+/// Tokens of a decode step, mostly: their results are few.
+const FEW: usize = 8;
 /// Tokens that share a panel while it is in the first-level cache.
-const TOKEN_BLOCK: usize = 128;
+const TOKEN_BLOCK: usize = 64;
+/// Panels whose results with a block of tokens are written together.
+const TOGETHER: usize = 4;
 /// Multiply-adds worth claiming at once: some microseconds.
 const CLAIM: usize = 1 << 18;
-
-/// Results of one panel with up to eight tokens.
-type Tile = [[f32; PANEL_ROWS]; TILE];
 
 /// How and where to compute.
 #[derive(Clone, Copy, Debug)]
@@ -130,17 +129,27 @@ pub fn product(machine: Machine<'_>, w: &PackedWeight, x: Inputs<'_>, out: &mut 
     let output = Output { start: out.as_mut_ptr(), width: w.rows, store };
     let panels = w.panels();
     let blocks = x.tokens.div_ceil(TOKEN_BLOCK);
-    let items = panels * blocks;
-    let per_item = PANEL_ROWS * w.cols.max(1) * x.tokens.min(TOKEN_BLOCK);
+    // Fewer than that would leave threads without work at the end.
+    let many = panels * blocks >= 16 * TOGETHER * machine.threads;
+    let together = if x.tokens > FEW && many { TOGETHER } else { 1 };
+    let stacks = panels.div_ceil(together);
+    let items = stacks * blocks;
+    let per_item = together * PANEL_ROWS * w.cols.max(1) * x.tokens.min(TOKEN_BLOCK);
     let grain = (CLAIM / per_item).min(items / (4 * machine.threads.max(1))).max(1);
     machine.pool.run(machine.threads, items, grain, &|range| {
         for item in range {
-            let (block, panel) = (item / panels, item % panels);
+            let (block, stack) = (item / stacks, item % stacks);
             let tokens = block * TOKEN_BLOCK..x.tokens.min((block + 1) * TOKEN_BLOCK);
-            let (part, panel) = locate(w, panel);
+            let panels = stack * together..panels.min((stack + 1) * together);
             // SAFETY: this thread claimed the item, which is all tokens of this block and the rows of
-            // this panel; `out` is as long as asserted above.
-            unsafe { panel_product(machine.path, w.cols, part, panel, x, tokens, &output) };
+            // these panels; `out` is as long as asserted above.
+            unsafe {
+                if x.tokens <= FEW {
+                    stack_product::<1, FEW>(machine.path, w, panels, x, tokens, &output);
+                } else {
+                    stack_product::<TOGETHER, TOKEN_BLOCK>(machine.path, w, panels, x, tokens, &output);
+                }
+            };
         }
     });
 }
@@ -158,43 +167,55 @@ fn locate(w: &PackedWeight, mut panel: usize) -> (&Part, usize) {
     (current, panel)
 }
 
+/// At most `P` panels with at most `N` tokens.
+///
 /// # Safety
-/// The outputs of these tokens and this panel's rows are the caller's alone.
-unsafe fn panel_product(
+/// The outputs of these tokens and these panels' rows are the caller's alone.
+unsafe fn stack_product<const P: usize, const N: usize>(
+    path: SimdPath,
+    w: &PackedWeight,
+    panels: std::ops::Range<usize>,
+    x: Inputs<'_>,
+    tokens: std::ops::Range<usize>,
+    output: &Output,
+) {
+    let mut results = [[[0.0; PANEL_ROWS]; N]; P];
+    let mut places = [(0, 0); P];
+    for ((panel, results), place) in panels.clone().zip(&mut results).zip(&mut places) {
+        let (part, panel) = locate(w, panel);
+        let first = panel * PANEL_ROWS;
+        *place = (part.first_row + first, PANEL_ROWS.min(part.rows - first));
+        panel_product(path, w.cols, part, panel, x, tokens.clone(), &mut results[..tokens.len()]);
+    }
+    // A token's outputs of all panels follow each other: written together they share lines and pages.
+    for (index, token) in tokens.enumerate() {
+        for (results, (row, rows)) in results.iter().zip(places).take(panels.len()) {
+            // SAFETY: passed on from the caller; `rows` of the panel are the part's.
+            unsafe { output.put(token, row, &results[index][..rows]) };
+        }
+    }
+}
+
+/// One panel with some tokens.
+fn panel_product(
     path: SimdPath,
     cols: usize,
     part: &Part,
     panel: usize,
     x: Inputs<'_>,
     tokens: std::ops::Range<usize>,
-    output: &Output,
+    results: &mut [[f32; PANEL_ROWS]],
 ) {
     let bytes = part.panel(panel);
-    let first = panel * PANEL_ROWS;
-    let rows = PANEL_ROWS.min(part.rows - first);
-    let int8 = match (part.format, x.int8) {
-        (Format::Quantised(format), Some(int8)) => Some(Int8Panel::new(bytes, format, int8, x.tokens)),
-        _ => None,
-    };
-    let mut tile: Tile = [[0.0; PANEL_ROWS]; TILE];
-    let mut token = tokens.start;
-    while token < tokens.end {
-        let count = match int8 {
-            Some(_) => TILE.min(tokens.end - token),
-            None => widened::TOKENS.min(tokens.end - token),
-        };
-        let results = &mut tile[..count];
-        match &int8 {
-            Some(panel) => panel.product(path, token, results),
-            None => {
-                let x = &x.f32[token * cols..(token + count) * cols];
-                dispatch(path, WidenedPanel { bytes, format: part.format, cols, x, tile: results });
+    match (part.format, x.int8) {
+        (Format::Quantised(format), Some(int8)) => {
+            Int8Panel::new(bytes, format, int8, x.tokens).product(path, tokens.start, results);
+        }
+        (format, _) => {
+            let x = x.f32[tokens.start * cols..tokens.end * cols].chunks((widened::TOKENS * cols).max(1));
+            for (x, tile) in x.zip(results.chunks_mut(widened::TOKENS)) {
+                dispatch(path, WidenedPanel { bytes, format, cols, x, tile });
             }
         }
-        for (i, results) in tile[..count].iter().enumerate() {
-            // SAFETY: passed on from the caller; `rows` of the panel are the part's.
-            unsafe { output.put(token + i, part.first_row + first, &results[..rows]) };
-        }
-        token += count;
     }
 }

@@ -125,16 +125,46 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    fn to_i32(self, v: __m256) -> [i32; LANES] {
-        let mut out = [0; LANES];
+    fn to_i8(self, v: [__m256; 4]) -> [i8; 4 * LANES] {
+        let mut out = [0; 4 * LANES];
         // SAFETY: `self` proves AVX2; the array is 32 writable bytes.
-        unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), _mm256_cvtps_epi32(v)) };
+        unsafe {
+            let (a, b) = (_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1]));
+            let (c, d) = (_mm256_cvtps_epi32(v[2]), _mm256_cvtps_epi32(v[3]));
+            // Packing works within halves of 128 bits: words of four bytes come out as a0 b0 c0 d0 a1 b1 c1 d1.
+            let packed = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            _mm256_storeu_si256(out.as_mut_ptr().cast(), _mm256_permutevar8x32_epi32(packed, order));
+        }
         out
+    }
+    #[inline(always)]
+    fn top(self, v: __m256) -> f32 {
+        // SAFETY: `self` proves AVX2.
+        unsafe {
+            let four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+    #[inline(always)]
+    fn total(self, v: __m256) -> f32 {
+        // SAFETY: `self` proves AVX2.
+        unsafe {
+            let four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
     }
     #[inline(always)]
     unsafe fn load_u32(self, from: *const u8) -> __m256i {
         // SAFETY: `self` proves AVX2; the caller vouches for 32 readable bytes.
         unsafe { _mm256_loadu_si256(from.cast()) }
+    }
+    #[inline(always)]
+    fn prefetch(self, line: *const u8) {
+        // SAFETY: a hint, which no address makes fail.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
     }
     #[inline(always)]
     fn field(self, u: __m256i, shift: u32, mask: u32) -> __m256 {

@@ -160,19 +160,37 @@ pub trait Simd: Copy {
     fn zero_below(self, x: Self::V, bound: Self::V, y: Self::V) -> Self::V;
     /// `2^n` of integral `n` in −126..=127; anything elsewhere.
     fn exp2_integral(self, n: Self::V) -> Self::V;
-    /// Integral lanes in −2^22..=2^22 as integers; anything elsewhere.
-    fn to_i32(self, v: Self::V) -> [i32; LANES];
+    /// Integral lanes in −128..=127 as integers, vector after vector; anything elsewhere.
+    fn to_i8(self, v: [Self::V; 4]) -> [i8; 4 * LANES];
+    /// The largest lane; none may be NaN.
+    #[inline(always)]
+    fn top(self, v: Self::V) -> f32 {
+        let mut lanes = [0.0; LANES];
+        self.store(v, &mut lanes);
+        lanes.into_iter().fold(f32::NEG_INFINITY, |top, lane| if lane > top { lane } else { top })
+    }
+    /// Sum of the lanes in whatever order: for sums that are exact in every order.
+    #[inline(always)]
+    fn total(self, v: Self::V) -> f32 {
+        let mut lanes = [0.0; LANES];
+        self.store(v, &mut lanes);
+        tree_sum(lanes)
+    }
     /// Eight u32 from memory, any alignment.
     ///
     /// # Safety
     /// 32 bytes are readable at `from`.
     unsafe fn load_u32(self, from: *const u8) -> Self::U;
+    /// Wishes that the cache line at an address, which need not be readable, be near soon.
+    #[inline(always)]
+    fn prefetch(self, _line: *const u8) {}
     /// `(u >> shift) & mask` as f32, exact below 2^24.
     fn field(self, u: Self::U, shift: u32, mask: u32) -> Self::V;
 }
 
 /// A kernel body, generic over the instruction set. Implement `run` with
-/// `#[inline(always)]`, or it is compiled for the base instruction set.
+/// `#[inline(always)]`, or it is compiled for the base instruction set. The same befalls closures that are
+/// handed to functions of the standard library (`map` of an array): loops are safe.
 pub trait Kernel {
     /// What it gives.
     type Output;

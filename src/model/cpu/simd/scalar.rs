@@ -105,8 +105,8 @@ impl Simd for Scalar {
         n.map(|n| f32::from_bits(((n as i32).wrapping_add(127) as u32) << 23))
     }
     #[inline(always)]
-    fn to_i32(self, v: Self::V) -> [i32; LANES] {
-        v.map(|x| x as i32)
+    fn to_i8(self, v: [Self::V; 4]) -> [i8; 4 * LANES] {
+        std::array::from_fn(|i| v[i / LANES][i % LANES] as i8)
     }
     #[inline(always)]
     unsafe fn load_u32(self, from: *const u8) -> Self::U {

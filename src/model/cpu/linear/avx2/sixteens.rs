@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 
 use super::super::super::weight::{GROUP, PANEL_ROWS};
 use super::super::Int8Panel;
-use super::{eight_halves, eight_words, unpack};
+use super::{eight_halves, eight_words, tiled, unpack};
 
 /// Products of one panel with `tile.len()` tokens from `token` on.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -17,20 +17,7 @@ pub(super) fn product(panel: &Int8Panel<'_>, token: usize, tile: &mut [[f32; PAN
     match tile.len() {
         1 => pass::<1>(panel, token, tile),
         2 => pass::<2>(panel, token, tile),
-        _ => {
-            let mut done = 0;
-            while done < tile.len() {
-                let count = (tile.len() - done).min(4);
-                let tile = &mut tile[done..done + count];
-                match count {
-                    1 => pass::<1>(panel, token + done, tile),
-                    2 => pass::<2>(panel, token + done, tile),
-                    3 => pass::<3>(panel, token + done, tile),
-                    _ => pass::<4>(panel, token + done, tile),
-                }
-                done += count;
-            }
-        }
+        _ => tiled::product::<6>(panel, token, tile),
     }
 }
 
@@ -75,20 +62,21 @@ fn pass<const M: usize>(panel: &Int8Panel<'_>, token: usize, tile: &mut [[f32; P
 }
 
 /// Factors of eight rows for the two halves of a group, as pairs of 16 bits.
-struct Factors {
+#[derive(Clone, Copy)]
+pub(super) struct Factors {
     /// Of the first 16 columns, twice.
-    first: __m256i,
+    pub(super) first: __m256i,
     /// Of the second 16 columns, twice.
-    second: __m256i,
+    pub(super) second: __m256i,
     /// The first's low, the second's high.
-    both: __m256i,
+    pub(super) both: __m256i,
 }
 
 impl Factors {
     /// From the words that hold them, of the `span`-th group of 32.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn new(words: __m256i, span: usize) -> Self {
+    pub(super) fn new(words: __m256i, span: usize) -> Self {
         let shifted = _mm256_srl_epi32(words, _mm_cvtsi32_si128(16 * (span as i32 % 2)));
         let low = _mm256_set1_epi32(255);
         let (first, second) =
