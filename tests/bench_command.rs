@@ -44,11 +44,15 @@ fn check(report: &Value, prompt: std::ops::RangeInclusive<u64>) {
 fn any_server_is_measured_by_its_address() {
     let server = harness::Server::start(greenroom::model::fake::Script::new().repeat("e", "word "));
     let url = format!("http://{}/v1/", server.address);
-    let output = bench(&["--url", &url, "--json", "--prompt", "200"]);
+    let output = bench(&["--url", &url, "--json", "--prompt", "200", "--context", "400"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     // The scripted engine has a token a byte: the prompt is measured, not guessed.
     check(&report, 150..=250);
+    for burst in report["decode"].as_array().unwrap() {
+        let tokens = burst["prompt_tokens"].as_u64().unwrap();
+        assert!((300..=500).contains(&tokens), "{report:#}");
+    }
     assert!(report["peak_memory"].is_null(), "that is the other process' own");
 }
 
@@ -68,6 +72,7 @@ fn wrong_flags_are_named() {
     for (args, named) in [
         (["--concurrency", "0"], "--concurrency: 0"),
         (["--prompt", "3"], "--prompt: 3"),
+        (["--context", "1"], "--context: 1"),
         (["--url", "localhost:1"], "--url: localhost:1"),
     ] {
         let output = bench(&args);

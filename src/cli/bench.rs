@@ -25,8 +25,6 @@ use crate::exit::Exit;
 
 /// How long threads get to end.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
-/// Tokens of a prompt beside which decoding is measured.
-const SHORT_PROMPT: u32 = 100;
 /// Most clients at once.
 const MAX_CLIENTS: usize = 512;
 
@@ -69,6 +67,7 @@ fn check(args: &BenchArgs) -> Result<(), Stop> {
     match args.concurrency.iter().find(|&&clients| !(1..=MAX_CLIENTS).contains(&clients)) {
         Some(clients) => wrong(format!("--concurrency: {clients} is not from 1 to {MAX_CLIENTS}")),
         None if args.prompt < 16 => wrong(format!("--prompt: {} is not at least 16", args.prompt)),
+        None if args.context < 16 => wrong(format!("--context: {} is not at least 16", args.context)),
         None if args.generate < 2 => wrong(format!("--gen: {} is not at least 2", args.generate)),
         None if args.rounds == 0 => wrong("--rounds: 0 is not at least 1".to_owned()),
         None => Ok(()),
@@ -94,12 +93,13 @@ async fn measure(target: &Target<'_>, args: &BenchArgs, rows: Option<usize>) -> 
     let mut bursts = Vec::new();
     for &clients in &args.concurrency {
         for _ in 0..args.rounds {
-            bursts.push(burst(target, &mut words, clients, args.generate, density).await?);
+            bursts.push(burst(target, &mut words, clients, args, density).await?);
         }
     }
     Ok(Report {
         target: target.name(),
         prompt: args.prompt,
+        context: args.context,
         generate: args.generate,
         rounds: args.rounds,
         prefill: Prefill::median(&prefills),
@@ -115,11 +115,12 @@ async fn burst(
     target: &Target<'_>,
     words: &mut Words,
     clients: usize,
-    tokens: u32,
+    args: &BenchArgs,
     density: f64,
 ) -> Result<Burst, Stop> {
-    let asked: Vec<Ask> =
-        (0..clients).map(|_| Ask { prompt: words.about(SHORT_PROMPT, density), tokens }).collect();
+    let asked: Vec<Ask> = (0..clients)
+        .map(|_| Ask { prompt: words.about(args.context, density), tokens: args.generate })
+        .collect();
     let began = std::time::Instant::now();
     let answers = futures_util::future::join_all(asked.iter().map(|ask| target.ask(ask))).await;
     let wall = began.elapsed();

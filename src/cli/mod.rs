@@ -271,6 +271,7 @@ struct DoctorArgs {
 Examples:
   greenroom bench model.gguf
   greenroom bench --url http://127.0.0.1:8080 --concurrency 8 --json
+  greenroom bench model.gguf --context 4000 --concurrency 1
 Nothing else should run meanwhile: look at the load average.")]
 struct BenchArgs {
     /// A .gguf file, a model folder or a hub id; without it the demo model. With --url: the model's name there
@@ -278,6 +279,9 @@ struct BenchArgs {
     /// Tokens of the prompt whose computation is measured
     #[arg(long, value_name = "N", default_value_t = 512)]
     prompt: u32,
+    /// Tokens of the prompt that each client's answer continues
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    context: u32,
     /// Tokens that each client asks for
     #[arg(long = "gen", value_name = "N", default_value_t = 128)]
     generate: u32,

@@ -65,6 +65,8 @@ impl Prefill {
 pub(super) struct Burst {
     /// How many.
     pub(super) clients: usize,
+    /// Tokens of a client's prompt, the most.
+    pub(super) prompt_tokens: u32,
     /// Tokens that a client got, the least; fewer than asked for where a server does not ignore a text's end.
     pub(super) least_tokens: u32,
     /// All their tokens a second, from the first request to the last answer's end.
@@ -96,6 +98,7 @@ impl Burst {
         let (speeds, firsts, gaps) = (sorted(speeds), sorted(firsts), sorted(gaps));
         Self {
             clients: answers.len(),
+            prompt_tokens: answers.iter().map(|answer| answer.prompt_tokens).max().unwrap_or(0),
             least_tokens: answers.iter().map(|answer| answer.completion_tokens).min().unwrap_or(0),
             total_tokens_per_second: rate(tokens, wall.as_secs_f64()),
             client_tokens_per_second: quantile(&speeds, 0.5),
@@ -114,6 +117,7 @@ impl Burst {
         let with = all.iter().filter(|burst| burst.clients == clients);
         Self {
             clients,
+            prompt_tokens: with.clone().map(|burst| burst.prompt_tokens).max().unwrap_or(0),
             least_tokens: with.map(|burst| burst.least_tokens).min().unwrap_or(0),
             total_tokens_per_second: of(|burst| burst.total_tokens_per_second),
             client_tokens_per_second: of(|burst| burst.client_tokens_per_second),
@@ -176,7 +180,7 @@ mod tests {
         };
         let fast = Answer { pieces: ms(&[50, 60, 70]), whole: Duration::from_millis(70), ..slow.clone() };
         let burst = Burst::of(&[slow.clone(), fast.clone(), fast], Duration::from_millis(500));
-        assert_eq!(burst.clients, 3);
+        assert_eq!((burst.clients, burst.prompt_tokens), (3, 10));
         assert_eq!(burst.total_tokens_per_second, 18.0);
         assert_eq!(burst.client_tokens_per_second, 100.0);
         assert_eq!((burst.first_token_ms, burst.gap_p50_ms, burst.gap_p99_ms), (50.0, 10.0, 200.0));

@@ -13,6 +13,8 @@ pub(super) struct Report {
     pub(super) target: String,
     /// Tokens of the prompts of the prefill, about.
     pub(super) prompt: u32,
+    /// Tokens of the clients' prompts, about.
+    pub(super) context: u32,
     /// Tokens asked of each client.
     pub(super) generate: u32,
     /// How often each figure was measured.
@@ -56,8 +58,13 @@ impl Report {
                 prefill.tokens_per_second, prefill.tokens, prefill.first_token_ms
             );
         }
+        let _ = writeln!(
+            text,
+            "\n{} tokens for each client, after a prompt of about {}:",
+            self.generate, self.context
+        );
         let _ =
-            writeln!(text, "\nclients  total tok/s  each tok/s  first token ms  gap p50 ms     p95     p99");
+            writeln!(text, "clients  total tok/s  each tok/s  first token ms  gap p50 ms     p95     p99");
         for burst in &self.decode {
             let _ = writeln!(
                 text,
