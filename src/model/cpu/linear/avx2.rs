@@ -2,8 +2,9 @@
 //!
 //! Unsigned-by-signed products of pairs are summed in 16 bits as far as that cannot overflow: all eight of
 //! a group with 4-bit codes (8 · 2 · 15 · 127 = 30,480), four with 5 bits (4 · 2 · 31 · 127 = 31,496), two
-//! with 6 bits (2 · 2 · 63 · 127 = 32,004). 8-bit codes are made signed and multiplied as
-//! `|w| · (x with w's sign)`: one pair is at most 2 · 128 · 127 = 32,512, then widened at once.
+//! with 6 bits (2 · 2 · 63 · 127 = 32,004). 8-bit codes of one token are made signed and multiplied as
+//! `|w| · (x with w's sign)`: one pair is at most 2 · 128 · 127 = 32,512, then widened at once. For more
+//! tokens they are two times 4 bits.
 
 use std::arch::x86_64::*;
 
@@ -27,31 +28,58 @@ pub(super) fn product(panel: &Int8Panel<'_>, token: usize, tile: &mut [[f32; PAN
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn by_tokens<const BITS: u8>(panel: &Int8Panel<'_>, token: usize, tile: &mut [[f32; PANEL_ROWS]]) {
-    match tile.len() {
-        0 => {}
-        1 => passes::<BITS, 1>(panel, token, tile),
-        2 => passes::<BITS, 2>(panel, token, tile),
-        _ => tiled::product::<BITS>(panel, token, tile),
+    match tile {
+        [] => {}
+        [out] => one::<BITS>(panel, token, out),
+        tile => tiled::product::<BITS>(panel, token, tile),
     }
 }
 
-/// One or two tokens: both halves of the panel in one pass, as it streams from memory.
+/// One token: the panel streams from memory, and sums stay in registers.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn passes<const BITS: u8, const M: usize>(
-    panel: &Int8Panel<'_>,
-    token: usize,
-    tile: &mut [[f32; PANEL_ROWS]],
-) {
-    let sums = pass::<BITS, M, 2>(panel, token, 0);
-    for (out, sums) in tile.iter_mut().zip(&sums) {
-        for (h, sum) in sums.iter().enumerate() {
-            // SAFETY: `h < 2`, so eight of the sixteen places follow.
-            unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(8 * h), *sum) };
+fn one<const BITS: u8>(panel: &Int8Panel<'_>, token: usize, out: &mut [f32; PANEL_ROWS]) {
+    let (q, x) = (&panel.format, panel.x);
+    let (code_bytes, block_bytes) = (q.code_bytes(), q.block_bytes());
+    let zero = i32::from(q.zero.unwrap_or(0));
+    // 8-bit codes are multiplied as code − 128.
+    let offset = if BITS == 8 { 128 - zero } else { -zero };
+    let mut sums = [_mm256_setzero_ps(); 2];
+    let mut at = token * x.groups();
+    for block in panel.bytes.chunks_exact(block_bytes) {
+        let (codes, scales) = block.split_at(q.spans * code_bytes);
+        for (span, codes) in codes.chunks_exact(code_bytes).enumerate() {
+            let shift = _mm256_set1_epi32(offset * x.sums[at]);
+            let x_scale = _mm256_set1_ps(x.scales[at]);
+            let x_sum = _mm256_set1_ps(x.scaled_sums[at]);
+            debug_assert!(GROUP * (at + 1) <= x.codes.len());
+            for h in 0..2 {
+                let [scale, bias] = eight_scales(q, scales, span, h);
+                let w = unpack::<BITS>(codes, h);
+                // SAFETY: `Int8Panel::new` saw that the tokens' codes are there: 32 for each group.
+                let dot = unsafe { dot::<BITS>(&w, x.codes.as_ptr().add(GROUP * at)) };
+                let dot = _mm256_cvtepi32_ps(_mm256_add_epi32(dot, shift));
+                sums[h] = _mm256_fmadd_ps(_mm256_mul_ps(dot, x_scale), scale, sums[h]);
+                if q.zero.is_none() {
+                    sums[h] = _mm256_fmadd_ps(bias, x_sum, sums[h]);
+                }
+            }
+            at += 1;
         }
     }
+    put(&sums, out);
 }
 
-/// Codes of eight rows and 32 columns: columns `4c..4c + 4` in the `c`-th, minus 128 for 8 bits.
+/// Stores the sums of sixteen rows.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn put(sums: &[__m256; 2], out: &mut [f32; PANEL_ROWS]) {
+    for (h, sum) in sums.iter().enumerate() {
+        // SAFETY: `h < 2`, so eight of the sixteen places follow.
+        unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(8 * h), *sum) };
+    }
+}
+
+/// Codes of eight rows and 32 columns: columns `4c..4c + 4` in the `c`-th.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn unpack<const BITS: u8>(codes: &[u8], half: usize) -> [__m256i; 8] {
@@ -63,7 +91,7 @@ fn unpack<const BITS: u8>(codes: &[u8], half: usize) -> [__m256i; 8] {
     let mut w = [_mm256_setzero_si256(); 8];
     if BITS == 8 {
         for chunk in 0..8 {
-            w[chunk] = _mm256_xor_si256(load(chunk), _mm256_set1_epi8(-128));
+            w[chunk] = load(chunk);
         }
         return w;
     }
@@ -100,21 +128,23 @@ fn unpack<const BITS: u8>(codes: &[u8], half: usize) -> [__m256i; 8] {
     w
 }
 
-/// Sums of code products of eight rows with one token's 32 codes.
+/// Sums of code products of eight rows with one token's 32 codes; of 8-bit codes minus 128.
 ///
 /// # Safety
 /// 32 codes are readable at `x`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot<const BITS: u8>(w: &[__m256i; 8], x: *const i8, ones: __m256i) -> __m256i {
+unsafe fn dot<const BITS: u8>(w: &[__m256i; 8], x: *const i8) -> __m256i {
+    let ones = _mm256_set1_epi16(1);
     let mut products = [_mm256_setzero_si256(); 8];
     for c in 0..8 {
         // SAFETY: the caller vouches for 32 codes.
         let x = _mm256_set1_epi32(unsafe { x.cast::<i32>().add(c).read_unaligned() });
-        products[c] = if BITS != 8 {
-            _mm256_maddubs_epi16(w[c], x)
+        products[c] = if BITS == 8 {
+            let w = _mm256_xor_si256(w[c], _mm256_set1_epi8(-128));
+            _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)), ones)
         } else {
-            _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(w[c]), _mm256_sign_epi8(x, w[c])), ones)
+            _mm256_maddubs_epi16(w[c], x)
         };
     }
     // Integer sums are exact in any order; a tree is the shortest wait.
@@ -136,117 +166,6 @@ unsafe fn dot<const BITS: u8>(w: &[__m256i; 8], x: *const i8, ones: __m256i) -> 
         return _mm256_add_epi32(widen(left), widen(right));
     }
     widen(_mm256_add_epi16(left, right))
-}
-
-/// `M` tokens by `H` halves (eight rows each) from half `first` on; sums stay in registers.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn pass<const BITS: u8, const M: usize, const H: usize>(
-    panel: &Int8Panel<'_>,
-    token: usize,
-    first: usize,
-) -> [[__m256; H]; M] {
-    let q = &panel.format;
-    let x = panel.x;
-    let groups = x.groups();
-    let (code_bytes, block_bytes) = (q.code_bytes(), q.block_bytes());
-    let zero = i32::from(q.zero.unwrap_or(0));
-    // 8-bit codes are multiplied as code − 128.
-    let offset = if BITS == 8 { 128 - zero } else { -zero };
-    debug_assert_eq!(panel.bytes.len(), groups / q.spans * block_bytes);
-    debug_assert!(x.scales.len() >= (token + M) * groups);
-    let mut sums = [[_mm256_setzero_ps(); H]; M];
-    let mut group = 0;
-    for block in panel.bytes.chunks_exact(block_bytes) {
-        let scales = &block[q.spans * code_bytes..];
-        for span in 0..q.spans {
-            let mut scale = [[_mm256_setzero_ps(); 2]; H];
-            for h in 0..H {
-                scale[h] = eight_scales(q, scales, span, first + h);
-            }
-            let codes = &block[span * code_bytes..(span + 1) * code_bytes];
-            let dots = dots::<BITS, M, H>(panel, codes, token, group, first);
-            for i in 0..M {
-                let at = (token + i) * groups + group;
-                let shift = _mm256_set1_epi32(offset * x.sums[at]);
-                let x_scale = _mm256_set1_ps(x.scales[at]);
-                for h in 0..H {
-                    let dot = _mm256_cvtepi32_ps(_mm256_add_epi32(dots[i][h], shift));
-                    sums[i][h] = _mm256_fmadd_ps(_mm256_mul_ps(dot, x_scale), scale[h][0], sums[i][h]);
-                }
-                if q.zero.is_none() {
-                    let x_sum = _mm256_set1_ps(x.scaled_sums[at]);
-                    for h in 0..H {
-                        sums[i][h] = _mm256_fmadd_ps(scale[h][1], x_sum, sums[i][h]);
-                    }
-                }
-            }
-            group += 1;
-        }
-    }
-    sums
-}
-
-/// Sums of code products of one group: codes as stored, or minus 128 for 8 bits.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn dots<const BITS: u8, const M: usize, const H: usize>(
-    panel: &Int8Panel<'_>,
-    codes: &[u8],
-    token: usize,
-    group: usize,
-    first: usize,
-) -> [[__m256i; H]; M] {
-    let cols = panel.x.cols;
-    let ones = _mm256_set1_epi16(1);
-    let mut sums = [[_mm256_setzero_si256(); H]; M];
-    if BITS == 5 || BITS == 6 {
-        for h in 0..H {
-            let w = unpack::<BITS>(codes, first + h);
-            for i in 0..M {
-                let at = (token + i) * cols + GROUP * group;
-                debug_assert!(at + GROUP <= panel.x.codes.len());
-                // SAFETY: `Int8Panel::new` saw that the tokens' codes are there: a token's `cols` hold this group.
-                sums[i][h] = unsafe { dot::<BITS>(&w, panel.x.codes.as_ptr().add(at), ones) };
-            }
-        }
-        return sums;
-    }
-    let chunks = if BITS == 4 { 4 } else { 8 };
-    for chunk in 0..chunks {
-        for h in 0..H {
-            // SAFETY: a group's codes are `chunks` · 64 bytes and `first + h < 2`: 32 bytes follow.
-            let w = unsafe { _mm256_loadu_si256(codes.as_ptr().add(64 * chunk + 32 * (first + h)).cast()) };
-            if BITS == 4 {
-                let mask = _mm256_set1_epi8(15);
-                let low = _mm256_and_si256(w, mask);
-                let high = _mm256_and_si256(_mm256_srli_epi16::<4>(w), mask);
-                for i in 0..M {
-                    let at = (token + i) * cols + 32 * group + 4 * chunk;
-                    let a = _mm256_maddubs_epi16(low, four_codes(&panel.x.codes, at));
-                    let b = _mm256_maddubs_epi16(high, four_codes(&panel.x.codes, at + 16));
-                    sums[i][h] = _mm256_add_epi16(sums[i][h], _mm256_add_epi16(a, b));
-                }
-            } else {
-                let w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
-                let magnitude = _mm256_abs_epi8(w);
-                for i in 0..M {
-                    let at = (token + i) * cols + 32 * group + 4 * chunk;
-                    let x = _mm256_sign_epi8(four_codes(&panel.x.codes, at), w);
-                    let pairs = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude, x), ones);
-                    sums[i][h] = _mm256_add_epi32(sums[i][h], pairs);
-                }
-            }
-        }
-    }
-    if BITS == 4 {
-        for sums in &mut sums {
-            for sum in sums {
-                *sum = _mm256_madd_epi16(*sum, ones);
-            }
-        }
-    }
-    sums
 }
 
 /// Four activation codes in every lane.

@@ -7,7 +7,7 @@ use super::super::simd::{Kernel, LANES, Simd};
 use super::super::weight::{Format, GROUP, PANEL_ROWS, Quantised, Scales};
 
 /// Most tokens of one pass.
-pub(super) const TOKENS: usize = 4;
+pub(super) const TOKENS: usize = 6;
 
 /// One panel with up to [`TOKENS`] tokens.
 pub(super) struct WidenedPanel<'a> {
@@ -25,13 +25,20 @@ impl Kernel for WidenedPanel<'_> {
     fn run<S: Simd>(self, s: S) {
         assert!(self.x.len() >= self.tile.len() * self.cols, "activations of every token");
         assert_eq!(self.bytes.len(), self.format.panel_bytes(self.cols), "a whole panel");
+        // Fewer tokens than the most are computed with copies of the last: a step with so few waits for memory,
+        // and one body of twelve sums is one that the compiler keeps in registers.
         match self.tile.len() {
+            0 => {}
             1 => chains::<S, 1>(s, self.bytes, self.format, self.cols, self.x, self.tile),
-            2 => chains::<S, 2>(s, self.bytes, self.format, self.cols, self.x, self.tile),
-            3 => chains::<S, 3>(s, self.bytes, self.format, self.cols, self.x, self.tile),
             _ => chains::<S, TOKENS>(s, self.bytes, self.format, self.cols, self.x, self.tile),
         }
     }
+}
+
+/// The activations of each token that is computed, and where its row begins.
+struct Rows<'a, const M: usize> {
+    x: &'a [f32],
+    rows: [usize; M],
 }
 
 #[inline(always)]
@@ -43,10 +50,15 @@ fn chains<S: Simd, const M: usize>(
     x: &[f32],
     tile: &mut [[f32; PANEL_ROWS]],
 ) {
+    let mut rows = [0; M];
+    for (i, row) in rows.iter_mut().enumerate() {
+        *row = i.min(tile.len() - 1) * cols;
+    }
+    let x = Rows { x, rows };
     let mut sums = [[s.splat(0.0); 2]; M];
     let start = bytes.as_ptr();
     match format {
-        Format::Quantised(q) => quantised(s, &q, bytes, cols, x, &mut sums),
+        Format::Quantised(q) => quantised(s, &q, bytes, &x, &mut sums),
         Format::F32 => {
             for col in 0..cols {
                 // SAFETY: `run` saw a whole panel: 16 f32 for each column.
@@ -54,7 +66,7 @@ fn chains<S: Simd, const M: usize>(
                     let at = start.cast::<f32>().add(col * PANEL_ROWS);
                     [s.load_ptr(at), s.load_ptr(at.add(LANES))]
                 };
-                join(s, w, x, cols, col, &mut sums);
+                join(s, w, &x, col, &mut sums);
             }
         }
         Format::F16 => {
@@ -64,7 +76,7 @@ fn chains<S: Simd, const M: usize>(
                     let at = start.cast::<u16>().add(col * PANEL_ROWS);
                     [s.load_f16(at), s.load_f16(at.add(LANES))]
                 };
-                join(s, w, x, cols, col, &mut sums);
+                join(s, w, &x, col, &mut sums);
             }
         }
         Format::Bf16 => {
@@ -74,7 +86,7 @@ fn chains<S: Simd, const M: usize>(
                     let at = start.cast::<u16>().add(col * PANEL_ROWS);
                     [s.load_bf16(at), s.load_bf16(at.add(LANES))]
                 };
-                join(s, w, x, cols, col, &mut sums);
+                join(s, w, &x, col, &mut sums);
             }
         }
     }
@@ -87,20 +99,12 @@ fn chains<S: Simd, const M: usize>(
 
 /// One column's step of every chain.
 #[inline(always)]
-fn join<S: Simd, const M: usize>(
-    s: S,
-    w: [S::V; 2],
-    x: &[f32],
-    cols: usize,
-    col: usize,
-    sums: &mut [[S::V; 2]; M],
-) {
-    for (i, sums) in sums.iter_mut().enumerate() {
-        debug_assert!(i * cols + col < x.len());
-        // SAFETY: `run` saw `M` rows of `cols` activations, and `col < cols`.
-        let x = s.splat(unsafe { *x.get_unchecked(i * cols + col) });
-        sums[0] = s.fma(w[0], x, sums[0]);
-        sums[1] = s.fma(w[1], x, sums[1]);
+fn join<S: Simd, const M: usize>(s: S, w: [S::V; 2], x: &Rows<'_, M>, col: usize, sums: &mut [[S::V; 2]; M]) {
+    for i in 0..M {
+        debug_assert!(x.rows[i] + col < x.x.len());
+        // SAFETY: `run` saw the activations of every token, whose rows these are, and `col` is one of a row.
+        let x = s.splat(unsafe { *x.x.get_unchecked(x.rows[i] + col) });
+        sums[i] = [s.fma(w[0], x, sums[i][0]), s.fma(w[1], x, sums[i][1])];
     }
 }
 
@@ -109,8 +113,7 @@ fn quantised<S: Simd, const M: usize>(
     s: S,
     q: &Quantised,
     bytes: &[u8],
-    cols: usize,
-    x: &[f32],
+    x: &Rows<'_, M>,
     sums: &mut [[S::V; 2]; M],
 ) {
     let code_bytes = q.code_bytes();
@@ -138,7 +141,7 @@ fn quantised<S: Simd, const M: usize>(
                             s.fma(code, scale[h], bias[h])
                         };
                     }
-                    join(s, w, x, cols, col, sums);
+                    join(s, w, x, col, sums);
                     col += 1;
                 }
             }

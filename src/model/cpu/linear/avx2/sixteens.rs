@@ -9,56 +9,47 @@ use std::arch::x86_64::*;
 
 use super::super::super::weight::{GROUP, PANEL_ROWS};
 use super::super::Int8Panel;
-use super::{eight_halves, eight_words, tiled, unpack};
+use super::{eight_halves, eight_words, put, tiled, unpack};
 
 /// Products of one panel with `tile.len()` tokens from `token` on.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn product(panel: &Int8Panel<'_>, token: usize, tile: &mut [[f32; PANEL_ROWS]]) {
-    match tile.len() {
-        1 => pass::<1>(panel, token, tile),
-        2 => pass::<2>(panel, token, tile),
-        _ => tiled::product::<6>(panel, token, tile),
+    match tile {
+        [] => {}
+        [out] => one(panel, token, out),
+        tile => tiled::product::<6>(panel, token, tile),
     }
 }
 
-/// `M` tokens with both halves of the panel; sums stay in registers.
+/// One token with both halves of the panel; sums stay in registers.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn pass<const M: usize>(panel: &Int8Panel<'_>, token: usize, tile: &mut [[f32; PANEL_ROWS]]) {
+fn one(panel: &Int8Panel<'_>, token: usize, out: &mut [f32; PANEL_ROWS]) {
     let (q, x) = (&panel.format, panel.x);
-    let groups = x.groups();
     let (code_bytes, factors) = (q.code_bytes(), q.factors_at()[0]);
     let zero = _mm256_set1_epi32(i32::from(q.zero.unwrap_or(0)));
-    let mut sums = [[_mm256_setzero_ps(); 2]; M];
-    let mut group = 0;
+    let mut sums = [_mm256_setzero_ps(); 2];
+    let mut at = token * x.groups();
     for block in panel.bytes.chunks_exact(q.block_bytes()) {
         let (codes, scales) = block.split_at(q.spans * code_bytes);
         let scale = [eight_halves(scales, 0), eight_halves(scales, 1)];
         for (span, codes) in codes.chunks_exact(code_bytes).enumerate() {
+            let (first, second) = (x.half_sums[at], x.sums[at] - x.half_sums[at]);
+            let pair = _mm256_set1_epi32((first & 0xffff) | (second << 16));
+            debug_assert!(GROUP * (at + 1) <= x.codes.len());
             for h in 0..2 {
                 let factors = Factors::new(eight_words(scales, factors, 2 * span, h), span);
                 let w = unpack::<6>(codes, h);
-                for i in 0..M {
-                    let at = (token + i) * groups + group;
-                    let (first, second) = (x.half_sums[at], x.sums[at] - x.half_sums[at]);
-                    let pair = _mm256_set1_epi32((first & 0xffff) | (second << 16));
-                    let offset = _mm256_mullo_epi32(_mm256_madd_epi16(pair, factors.both), zero);
-                    debug_assert!(GROUP * (at + 1) <= x.codes.len());
-                    // SAFETY: `Int8Panel::new` saw that the tokens' codes are there: 32 for each group.
-                    let dot = unsafe { dot(&w, x.codes.as_ptr().add(GROUP * at), &factors) };
-                    let dot = _mm256_cvtepi32_ps(_mm256_sub_epi32(dot, offset));
-                    let scaled = _mm256_mul_ps(dot, _mm256_set1_ps(x.scales[at]));
-                    sums[i][h] = _mm256_fmadd_ps(scaled, scale[h], sums[i][h]);
-                }
+                let offset = _mm256_mullo_epi32(_mm256_madd_epi16(pair, factors.both), zero);
+                // SAFETY: `Int8Panel::new` saw that the tokens' codes are there: 32 for each group.
+                let dot = unsafe { dot(&w, x.codes.as_ptr().add(GROUP * at), &factors) };
+                let dot = _mm256_cvtepi32_ps(_mm256_sub_epi32(dot, offset));
+                let scaled = _mm256_mul_ps(dot, _mm256_set1_ps(x.scales[at]));
+                sums[h] = _mm256_fmadd_ps(scaled, scale[h], sums[h]);
             }
-            group += 1;
+            at += 1;
         }
     }
-    for (out, sums) in tile.iter_mut().zip(&sums) {
-        for (h, sum) in sums.iter().enumerate() {
-            // SAFETY: `h < 2`, so eight of the sixteen places follow.
-            unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(8 * h), *sum) };
-        }
-    }
+    put(&sums, out);
 }
 
 /// Factors of eight rows for the two halves of a group, as pairs of 16 bits.

@@ -1,4 +1,4 @@
-//! The int8 product of three and more tokens with AVX2; bit for bit [`super::super::portable`].
+//! The int8 product of two and more tokens with AVX2; bit for bit [`super::super::portable`].
 //!
 //! A stretch of the panel is unpacked once, to bytes and single-precision scales in the first-level cache.
 //! Then tiles of four tokens by sixteen rows pass over it: eight vectors of 16-bit sums, which is what the
@@ -21,8 +21,10 @@ const STRETCH: usize = 24;
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Group {
-    /// Of columns `4c..4c + 4` the `c`-th two vectors; minus 128 for 8 bits.
+    /// Of columns `4c..4c + 4` the `c`-th two vectors; of 8 bits the lower four.
     codes: [[__m256i; 2]; 8],
+    /// The upper four of 8 bits; not set elsewhere.
+    upper: [MaybeUninit<[__m256i; 2]>; 8],
     scale: [__m256; 2],
     /// Set where there is no zero point.
     bias: [__m256; 2],
@@ -81,17 +83,28 @@ fn stretches<const BITS: u8, const BIAS: bool, const SIXTEENS: bool>(
 fn group<const BITS: u8, const SIXTEENS: bool>(q: &Quantised, block: &[u8], span: usize) -> Group {
     let (codes, scales) = block.split_at(q.spans * q.code_bytes());
     let codes = &codes[span * q.code_bytes()..(span + 1) * q.code_bytes()];
-    let (low, high) = (unpack::<BITS>(codes, 0), unpack::<BITS>(codes, 1));
-    let codes = std::array::from_fn(|c| [low[c], high[c]]);
+    let mut upper = [MaybeUninit::uninit(); 8];
+    let halves = [unpack::<BITS>(codes, 0), unpack::<BITS>(codes, 1)];
+    let mut codes = [[_mm256_setzero_si256(); 2]; 8];
+    for c in 0..8 {
+        codes[c] = [halves[0][c], halves[1][c]];
+        if BITS == 8 {
+            let mask = _mm256_set1_epi8(15);
+            let [a, b] = codes[c];
+            codes[c] = [_mm256_and_si256(a, mask), _mm256_and_si256(b, mask)];
+            let (a, b) = (_mm256_srli_epi16::<4>(a), _mm256_srli_epi16::<4>(b));
+            upper[c].write([_mm256_and_si256(a, mask), _mm256_and_si256(b, mask)]);
+        }
+    }
     if SIXTEENS {
         let scale = [eight_halves(scales, 0), eight_halves(scales, 1)];
         let at = q.factors_at()[0];
         let factors = |half| MaybeUninit::new(Factors::new(eight_words(scales, at, 2 * span, half), span));
-        return Group { codes, scale, bias: scale, factors: [factors(0), factors(1)] };
+        return Group { codes, upper, scale, bias: scale, factors: [factors(0), factors(1)] };
     }
     let (low, high) = (eight_scales(q, scales, span, 0), eight_scales(q, scales, span, 1));
     let factors = [MaybeUninit::uninit(); 2];
-    Group { codes, scale: [low[0], high[0]], bias: [low[1], high[1]], factors }
+    Group { codes, upper, scale: [low[0], high[0]], bias: [low[1], high[1]], factors }
 }
 
 /// `M` tokens over the groups of a stretch, whose first is the `first`-th of a row.
@@ -105,8 +118,7 @@ fn pass<const BITS: u8, const BIAS: bool, const SIXTEENS: bool, const M: usize>(
 ) {
     let x = panel.x;
     let zero = i32::from(panel.format.zero.unwrap_or(0));
-    // 8-bit codes are multiplied as code − 128.
-    let offset = _mm256_set1_epi32(if BITS == 8 { 128 - zero } else { -zero });
+    let offset = _mm256_set1_epi32(-zero);
     let zeros = _mm256_set1_epi16(zero as i16);
     assert!(tile.len() == M && (token + M - 1) * x.groups() + first + groups.len() <= x.scales.len());
     for (index, group) in groups.iter().enumerate() {
@@ -132,7 +144,7 @@ fn pass<const BITS: u8, const BIAS: bool, const SIXTEENS: bool, const M: usize>(
                     let pair = _mm256_set1_epi32((half_sum & 0xffff) | ((sum - half_sum) << 16));
                     let both = _mm256_mullo_epi16(factors.both, zeros);
                     _mm256_sub_epi32(dots[i][h], _mm256_madd_epi16(pair, both))
-                } else if BIAS && BITS != 8 {
+                } else if BIAS {
                     dots[i][h]
                 } else {
                     _mm256_add_epi32(dots[i][h], _mm256_mullo_epi32(_mm256_set1_epi32(sum), offset))
@@ -161,32 +173,15 @@ fn dots<const BITS: u8, const SIXTEENS: bool, const M: usize>(
     codes: &[i8],
     at: [usize; M],
 ) -> [[__m256i; 2]; M] {
-    // Pairs of chunks that 16 bits hold the sum of; see the parent.
+    // Chunks whose products 16 bits hold the sum of; see the parent. 8 bits are two times four.
     let together = match BITS {
-        4 => 8,
+        4 | 8 => 8,
         5 => 4,
-        6 => 2,
-        _ => 1,
+        _ => 2,
     };
-    let ones = _mm256_set1_epi16(1);
     let mut sums = [[_mm256_setzero_si256(); 2]; M];
     for from in (0..8).step_by(together) {
-        let mut pairs = [[_mm256_setzero_si256(); 2]; M];
-        for c in from..from + together {
-            let w = group.codes[c];
-            for i in 0..M {
-                let x = four_codes(codes, at[i] + 4 * c);
-                for h in 0..2 {
-                    let product = if BITS == 8 {
-                        _mm256_maddubs_epi16(_mm256_abs_epi8(w[h]), _mm256_sign_epi8(x, w[h]))
-                    } else {
-                        _mm256_maddubs_epi16(w[h], x)
-                    };
-                    pairs[i][h] = if c == from { product } else { _mm256_add_epi16(pairs[i][h], product) };
-                    keep_order(&mut pairs[i][h]);
-                }
-            }
-        }
+        let pairs = pairs(&group.codes, from, together, codes, at);
         for i in 0..M {
             for h in 0..2 {
                 let by = if SIXTEENS {
@@ -194,14 +189,50 @@ fn dots<const BITS: u8, const SIXTEENS: bool, const M: usize>(
                     let factors = unsafe { group.factors[h].assume_init_ref() };
                     if from < 4 { factors.first } else { factors.second }
                 } else {
-                    ones
+                    _mm256_set1_epi16(1)
                 };
                 let wide = _mm256_madd_epi16(pairs[i][h], by);
                 sums[i][h] = if from == 0 { wide } else { _mm256_add_epi32(sums[i][h], wide) };
             }
         }
     }
+    if BITS == 8 {
+        // SAFETY: `group` sets all of them for 8 bits.
+        let upper = unsafe { &*group.upper.as_ptr().cast::<[[__m256i; 2]; 8]>() };
+        let pairs = pairs(upper, 0, 8, codes, at);
+        for i in 0..M {
+            for h in 0..2 {
+                let wide = _mm256_madd_epi16(pairs[i][h], _mm256_set1_epi16(16));
+                sums[i][h] = _mm256_add_epi32(sums[i][h], wide);
+            }
+        }
+    }
     sums
+}
+
+/// Sums in 16 bits of code products of `count` chunks from the `from`-th on.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn pairs<const M: usize>(
+    w: &[[__m256i; 2]; 8],
+    from: usize,
+    count: usize,
+    codes: &[i8],
+    at: [usize; M],
+) -> [[__m256i; 2]; M] {
+    let mut pairs = [[_mm256_setzero_si256(); 2]; M];
+    for c in from..from + count {
+        let w = w[c];
+        for i in 0..M {
+            let x = four_codes(codes, at[i] + 4 * c);
+            for h in 0..2 {
+                let product = _mm256_maddubs_epi16(w[h], x);
+                pairs[i][h] = if c == from { product } else { _mm256_add_epi16(pairs[i][h], product) };
+                keep_order(&mut pairs[i][h]);
+            }
+        }
+    }
+    pairs
 }
 
 /// Nothing, at this very place of the program: the compiler would else compute one half for all chunks
