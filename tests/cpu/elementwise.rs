@@ -204,7 +204,7 @@ fn a_path_is_chosen_by_name_or_refused_with_the_reason() {
         other => panic!("{other:?}"),
     };
     assert!(message("neon").contains("GREENROOM_CPU=neon"));
-    assert!(message("neon").contains("portable, avx2 or avx512"));
+    assert!(message("neon").contains("portable, avx2, avxvnni or avx512"));
     for path in SimdPath::ALL {
         match SimdPath::choose(Some(path.name())) {
             Ok(chosen) => assert_eq!(chosen, path),

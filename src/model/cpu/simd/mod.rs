@@ -21,26 +21,29 @@ pub const LANES: usize = 8;
 /// Name of the environment variable that forces a path.
 pub const PATH_VARIABLE: &str = "GREENROOM_CPU";
 
-/// Instruction set of the kernels. Ordered: a later one includes the earlier ones.
+/// Instruction set of the kernels, slowest first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum SimdPath {
     /// Plain Rust, whatever the compilation target has.
     Portable,
     /// AVX2, FMA and F16C.
     Avx2,
-    /// The above, and AVX-512 F, BW, VL and VNNI for int8 products.
+    /// AVX2's, and AVX-VNNI for int8 products.
+    AvxVnni,
+    /// AVX2's, and AVX-512 F, BW, VL and VNNI for int8 products.
     Avx512,
 }
 
 impl SimdPath {
     /// Every path, slowest first.
-    pub const ALL: [Self; 3] = [Self::Portable, Self::Avx2, Self::Avx512];
+    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::AvxVnni, Self::Avx512];
 
     /// The name by which it is forced.
     pub fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
+            Self::AvxVnni => "avxvnni",
             Self::Avx512 => "avx512",
         }
     }
@@ -61,6 +64,7 @@ impl SimdPath {
             match self {
                 Self::Portable => true,
                 Self::Avx2 => avx2,
+                Self::AvxVnni => avx2 && std::arch::is_x86_feature_detected!("avxvnni"),
                 Self::Avx512 => avx2 && avx512(),
             }
         }
@@ -81,7 +85,8 @@ impl SimdPath {
         };
         let path = Self::ALL.into_iter().find(|path| path.name() == name);
         let Some(path) = path else {
-            let message = format!("{PATH_VARIABLE}={name} is not known: use portable, avx2 or avx512");
+            let message =
+                format!("{PATH_VARIABLE}={name} is not known: use portable, avx2, avxvnni or avx512");
             return Err(EngineError::Device { message });
         };
         if !path.is_supported() {
@@ -205,8 +210,10 @@ pub fn dispatch<K: Kernel>(path: SimdPath, kernel: K) -> K::Output {
     match path {
         // SAFETY: the processor was asked for AVX2, FMA and F16C; its answer is cached.
         #[cfg(target_arch = "x86_64")]
-        SimdPath::Avx2 | SimdPath::Avx512 if SimdPath::Avx2.is_supported() => unsafe { avx2::run(kernel) },
-        SimdPath::Portable | SimdPath::Avx2 | SimdPath::Avx512 => kernel.run(Scalar),
+        SimdPath::Avx2 | SimdPath::AvxVnni | SimdPath::Avx512 if SimdPath::Avx2.is_supported() => unsafe {
+            avx2::run(kernel)
+        },
+        SimdPath::Portable | SimdPath::Avx2 | SimdPath::AvxVnni | SimdPath::Avx512 => kernel.run(Scalar),
     }
 }
 
