@@ -16,6 +16,8 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avxvnni;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 mod widened;
 
@@ -92,7 +94,12 @@ impl<'a> Int8Panel<'a> {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             SimdPath::Avx512 if path.is_supported() => unsafe { avx512::product(self, token, tile) },
-            _ => portable::product(self, token, tile),
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            SimdPath::Neon if path.is_supported() => unsafe { neon::product(self, token, tile) },
+            SimdPath::Portable | SimdPath::Avx2 | SimdPath::AvxVnni | SimdPath::Avx512 | SimdPath::Neon => {
+                portable::product(self, token, tile)
+            }
         }
     }
 }
