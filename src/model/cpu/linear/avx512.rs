@@ -89,12 +89,13 @@ fn streamed<const BITS: u8, const BIAS: bool, const SIXTEENS: bool, const M: usi
     let mut sums = [_mm512_setzero_ps(); M];
     let mut index = 0;
     for block in panel.bytes.chunks_exact(q.block_bytes()) {
-        if M <= 2 {
-            for line in (0..block.len()).step_by(64) {
-                _mm_prefetch::<_MM_HINT_T0>(block.as_ptr().wrapping_add(AHEAD + line).cast());
-            }
-        }
+        let share = block.len() / q.spans;
         for span in 0..q.spans {
+            if M <= 2 {
+                for line in (share * span..share * (span + 1)).step_by(64) {
+                    prefetch(block.as_ptr().wrapping_add(AHEAD + line));
+                }
+            }
             let group = group::<BITS, BIAS, SIXTEENS>(q, block, span);
             // SAFETY: a panel is as wide as the activations, as `Int8Panel::new` saw.
             unsafe { tokens.join::<BIAS, SIXTEENS>(&group, index, &mut sums) };
@@ -105,6 +106,15 @@ fn streamed<const BITS: u8, const BIAS: bool, const SIXTEENS: bool, const M: usi
         // SAFETY: a tile's row is sixteen f32.
         unsafe { _mm512_storeu_ps(out.as_mut_ptr(), *sum) };
     }
+}
+
+/// Wishes that a cache line, which need not be readable, be near soon.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+#[allow(unused_unsafe, reason = "the intrinsic is unsafe in the oldest compiler that we support")]
+fn prefetch(line: *const u8) {
+    // SAFETY: a hint, which reads nothing and faults nowhere.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
 }
 
 /// Any number of tokens, the panel unpacked by stretches.
