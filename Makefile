@@ -70,6 +70,20 @@ test-full: test-setup ## the long tests as well
 	@native/tokenizers.sh > /dev/null
 	$(SDK_PYTHON) $(CARGO) test --release -- --include-ignored
 
+# ARM's kernels under emulation: bits against plain loops, and tiny models against their goldens. Far too slow for `make test`.
+ARM := aarch64-unknown-linux-gnu
+ARM_GCC ?= aarch64-linux-gnu-gcc
+ARM_QEMU ?= qemu-aarch64 -cpu max -L /usr/aarch64-linux-gnu
+
+.PHONY: test-arm
+test-arm: ## the CPU backend's tests for 64-bit ARM, under qemu's emulation (Linux)
+	@command -v $(ARM_GCC) > /dev/null && command -v $(firstword $(ARM_QEMU)) > /dev/null || \
+	  { echo "greenroom: needs a cross compiler and qemu: apt-get install gcc-aarch64-linux-gnu qemu-user" >&2; exit 69; }
+	@test -d "$$(rustc --print target-libdir --target $(ARM))" || \
+	  { echo "greenroom: needs Rust's library for ARM: rustup target add $(ARM)" >&2; exit 69; }
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER="$(ARM_GCC)" CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$(ARM_QEMU)" \
+	  $(CARGO) test --target $(ARM) --no-default-features --features cpu --test cpu --test parity
+
 .PHONY: bench
 bench: build model ## decode and prefill speed of the demo model
 	$(CARGO) bench --bench serving

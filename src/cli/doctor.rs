@@ -122,7 +122,13 @@ fn cpu_features() -> String {
     if found.is_empty() { "none of those we use: the portable path".to_owned() } else { found.join(" ") }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+fn cpu_features() -> String {
+    let dotprod = std::arch::is_aarch64_feature_detected!("dotprod");
+    if dotprod { "neon dotprod" } else { "neon without dotprod: the portable path" }.to_owned()
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn cpu_features() -> String {
     "the portable path".to_owned()
 }

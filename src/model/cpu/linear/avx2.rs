@@ -82,7 +82,7 @@ fn put(sums: &[__m256; 2], out: &mut [f32; PANEL_ROWS]) {
 /// Codes of eight rows and 32 columns: columns `4c..4c + 4` in the `c`-th.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn unpack<const BITS: u8>(codes: &[u8], half: usize) -> [__m256i; 8] {
+pub(super) fn unpack<const BITS: u8>(codes: &[u8], half: usize) -> [__m256i; 8] {
     // SAFETY: a group's codes are 64 · BITS bytes, `chunk < BITS` and `half < 2`: 32 bytes follow.
     let load = |chunk: usize| unsafe {
         debug_assert!(64 * chunk + 64 <= codes.len());
@@ -181,7 +181,7 @@ fn four_codes(codes: &[i8], at: usize) -> __m256i {
 /// where there are none.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn eight_scales(q: &Quantised, scales: &[u8], span: usize, half: usize) -> [__m256; 2] {
+pub(super) fn eight_scales(q: &Quantised, scales: &[u8], span: usize, half: usize) -> [__m256; 2] {
     let has_bias = q.zero.is_none();
     match q.scales {
         Scales::F16 => {
@@ -208,7 +208,7 @@ fn eight_scales(q: &Quantised, scales: &[u8], span: usize, half: usize) -> [__m2
 /// The `index`-th eight halves.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn eight_halves(scales: &[u8], index: usize) -> __m256 {
+pub(super) fn eight_halves(scales: &[u8], index: usize) -> __m256 {
     let bytes = &scales[16 * index..16 * index + 16];
     // SAFETY: the slice holds eight of them.
     unsafe { _mm256_cvtph_ps(_mm_loadu_si128(bytes.as_ptr().cast())) }
@@ -235,7 +235,7 @@ fn eight_integers(scales: &[u8], at: usize, group: usize, half: usize) -> __m256
 /// The words of eight rows that hold a group's integer factors and those of its three neighbours.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn eight_words(scales: &[u8], at: usize, group: usize, half: usize) -> __m256i {
+pub(super) fn eight_words(scales: &[u8], at: usize, group: usize, half: usize) -> __m256i {
     let bytes = &scales[at + 64 * (group / 4) + 32 * half..][..32];
     // SAFETY: the slice holds eight words.
     unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }

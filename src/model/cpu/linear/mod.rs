@@ -14,6 +14,10 @@ mod activations;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avxvnni;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 mod widened;
 
@@ -86,8 +90,16 @@ impl<'a> Int8Panel<'a> {
             SimdPath::Avx2 if path.is_supported() => unsafe { avx2::product(self, token, tile) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
+            SimdPath::AvxVnni if path.is_supported() => unsafe { avxvnni::product(self, token, tile) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
             SimdPath::Avx512 if path.is_supported() => unsafe { avx512::product(self, token, tile) },
-            SimdPath::Portable | SimdPath::Avx2 | SimdPath::Avx512 => portable::product(self, token, tile),
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            SimdPath::Neon if path.is_supported() => unsafe { neon::product(self, token, tile) },
+            SimdPath::Portable | SimdPath::Avx2 | SimdPath::AvxVnni | SimdPath::Avx512 | SimdPath::Neon => {
+                portable::product(self, token, tile)
+            }
         }
     }
 }

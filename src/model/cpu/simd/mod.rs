@@ -9,10 +9,16 @@ use crate::types::EngineError;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod scalar;
 
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
+#[cfg(target_arch = "aarch64")]
+pub use neon::Neon;
+#[cfg(target_arch = "aarch64")]
+pub(super) use neon::widen_four;
 pub use scalar::Scalar;
 
 /// Lanes of a vector.
@@ -21,27 +27,33 @@ pub const LANES: usize = 8;
 /// Name of the environment variable that forces a path.
 pub const PATH_VARIABLE: &str = "GREENROOM_CPU";
 
-/// Instruction set of the kernels. Ordered: a later one includes the earlier ones.
+/// Instruction set of the kernels. Ordered by speed among those of one architecture, nothing more.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum SimdPath {
     /// Plain Rust, whatever the compilation target has.
     Portable,
     /// AVX2, FMA and F16C.
     Avx2,
-    /// The above, and AVX-512 F, BW, VL and VNNI for int8 products.
+    /// AVX2's, and AVX-VNNI for int8 products.
+    AvxVnni,
+    /// AVX2's, and AVX-512 F, BW, VL and VNNI for int8 products.
     Avx512,
+    /// NEON, and `sdot` (FEAT_DotProd) for int8 products. AArch64.
+    Neon,
 }
 
 impl SimdPath {
-    /// Every path, slowest first.
-    pub const ALL: [Self; 3] = [Self::Portable, Self::Avx2, Self::Avx512];
+    /// Every path of every architecture; of those that one processor supports, the slowest first.
+    pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::AvxVnni, Self::Avx512, Self::Neon];
 
     /// The name by which it is forced.
     pub fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
+            Self::AvxVnni => "avxvnni",
             Self::Avx512 => "avx512",
+            Self::Neon => "neon",
         }
     }
 
@@ -61,10 +73,26 @@ impl SimdPath {
             match self {
                 Self::Portable => true,
                 Self::Avx2 => avx2,
+                Self::AvxVnni => avx2 && std::arch::is_x86_feature_detected!("avxvnni"),
                 Self::Avx512 => avx2 && avx512(),
+                Self::Neon => false,
             }
         }
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        {
+            // Kernels read packed words as they lie in memory, which is little-endian.
+            let neon = || {
+                cfg!(target_endian = "little")
+                    && std::arch::is_aarch64_feature_detected!("neon")
+                    && std::arch::is_aarch64_feature_detected!("dotprod")
+            };
+            match self {
+                Self::Portable => true,
+                Self::Avx2 | Self::AvxVnni | Self::Avx512 => false,
+                Self::Neon => neon(),
+            }
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         {
             self == Self::Portable
         }
@@ -81,7 +109,8 @@ impl SimdPath {
         };
         let path = Self::ALL.into_iter().find(|path| path.name() == name);
         let Some(path) = path else {
-            let message = format!("{PATH_VARIABLE}={name} is not known: use portable, avx2 or avx512");
+            let message =
+                format!("{PATH_VARIABLE}={name} is not known: use portable, avx2, avxvnni, avx512 or neon");
             return Err(EngineError::Device { message });
         };
         if !path.is_supported() {
@@ -205,8 +234,15 @@ pub fn dispatch<K: Kernel>(path: SimdPath, kernel: K) -> K::Output {
     match path {
         // SAFETY: the processor was asked for AVX2, FMA and F16C; its answer is cached.
         #[cfg(target_arch = "x86_64")]
-        SimdPath::Avx2 | SimdPath::Avx512 if SimdPath::Avx2.is_supported() => unsafe { avx2::run(kernel) },
-        SimdPath::Portable | SimdPath::Avx2 | SimdPath::Avx512 => kernel.run(Scalar),
+        SimdPath::Avx2 | SimdPath::AvxVnni | SimdPath::Avx512 if SimdPath::Avx2.is_supported() => unsafe {
+            avx2::run(kernel)
+        },
+        // SAFETY: the processor was asked for NEON; its answer is cached.
+        #[cfg(target_arch = "aarch64")]
+        SimdPath::Neon if SimdPath::Neon.is_supported() => unsafe { neon::run(kernel) },
+        SimdPath::Portable | SimdPath::Avx2 | SimdPath::AvxVnni | SimdPath::Avx512 | SimdPath::Neon => {
+            kernel.run(Scalar)
+        }
     }
 }
 
