@@ -120,8 +120,7 @@ fn both_halves<const BITS: u8>(codes: &[u8]) -> [[__m256i; 2]; 8] {
     for h in 0..2 {
         let w = unpack::<BITS>(codes, h);
         for c in 0..8 {
-            // 8-bit codes come minus 128; to take that off again is to flip the same bit.
-            both[c][h] = if BITS == 8 { _mm256_xor_si256(w[c], _mm256_set1_epi8(-128)) } else { w[c] };
+            both[c][h] = w[c];
         }
     }
     both
