@@ -85,8 +85,13 @@ test-arm: ## the CPU backend's tests for 64-bit ARM, under qemu's emulation (Lin
 	  $(CARGO) test --target $(ARM) --no-default-features --features cpu --test cpu --test parity
 
 .PHONY: bench
-bench: build model ## decode and prefill speed of the demo model
-	$(CARGO) bench --bench serving
+bench: build ## speed of the operators beside the machine's limits, then of the demo model as it is served
+	$(CARGO) bench --bench operators
+	@model=$$(native/model.sh) && target/release/greenroom bench "$$model" $(ARGS)
+
+.PHONY: versus
+versus: build ## the demo model's speed beside other servers, in turns (ARGS="--help" lists peers and more)
+	@python3 benches/versus/versus.py $(ARGS)
 
 .PHONY: lint
 lint: native ## format, clippy, documentation, licences

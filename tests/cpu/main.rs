@@ -4,7 +4,7 @@
 //! A path that this processor lacks is named in the output as not run.
 
 #![cfg(feature = "cpu")]
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a failed step is a failed test; speed prints")]
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod attention;
 mod elementwise;
@@ -12,7 +12,6 @@ mod kv;
 mod linear;
 mod matrix;
 mod pool;
-mod speed;
 
 use std::io::Write as _;
 

@@ -19,6 +19,7 @@ use crate::types::{EngineError, LoadError};
 pub mod arena;
 pub mod attention;
 pub mod kv;
+pub mod limits;
 pub mod linear;
 pub mod math;
 pub mod memory;
