@@ -6,6 +6,7 @@
 #![cfg(feature = "cpu")]
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a failed step is a failed test; speed prints")]
 
+mod any;
 mod attention;
 mod elementwise;
 mod kv;
