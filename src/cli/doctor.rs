@@ -97,6 +97,8 @@ fn machine(report: &mut Report, config: &Config) {
     let threads = config.cpu.threads.map_or_else(|| "one a core".to_owned(), |n| n.to_string());
     report.fact("processor", &format!("{cores} cores to use; compute threads: {threads}"));
     report.fact("features", &cpu_features());
+    #[cfg(feature = "cpu")]
+    kernels(report);
     match memory_bytes() {
         Some((total, free)) => {
             let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30));
@@ -104,6 +106,16 @@ fn machine(report: &mut Report, config: &Config) {
             report.fact("memory", &format!("{}{free}", gib(total)));
         }
         None => report.fact("memory", "unknown"),
+    }
+}
+
+/// The instruction set that the CPU backend would use, by the environment's wish or its own choice.
+#[cfg(feature = "cpu")]
+fn kernels(report: &mut Report) {
+    use greenroom::model::cpu::{SimdPath, simd::PATH_VARIABLE};
+    match SimdPath::from_env() {
+        Ok(path) => report.fact("kernels", path.name()),
+        Err(error) => report.wrong("kernels", &error.to_string(), &format!("unset {PATH_VARIABLE}")),
     }
 }
 

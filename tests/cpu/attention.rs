@@ -7,10 +7,13 @@ use greenroom::model::cpu::{CpuKv, CpuOps, SimdPath};
 use greenroom::model::ops::{AttnSpec, KvShape, KvStore, LayerId, Norm, Ops, Rope, Step, StepRow};
 use greenroom::types::{EngineError, SequenceId, TokenId};
 use half::f16;
+use proptest::prelude::*;
+use proptest::sample::select;
 
 use super::{Random, bits, paths, start};
 
 /// One attention layer and a row's inputs.
+#[derive(Debug)]
 struct Case {
     heads: usize,
     kv_heads: usize,
@@ -386,4 +389,75 @@ fn a_steady_step_allocates_no_buffer() {
         step(&mut ops, &mut kv, &case, &spec, &mut work, &[1]);
     }
     assert_eq!(ops.allocations(), before);
+}
+
+/// Any shape of layer: whatever families may have.
+fn cases() -> impl Strategy<Value = Case> {
+    let heads = (1..=4_usize, 1..=3_usize, select(vec![6_usize, 8, 16, 20, 64, 96, 128]));
+    let window = prop_oneof![Just(None), (1..=200_u32).prop_map(Some)];
+    let softcap = prop_oneof![3 => Just(None), 1 => Just(Some(2.0_f32))];
+    let kv = select(vec![KvType::F16, KvType::F32]);
+    (heads, window, softcap, kv, any::<[bool; 3]>()).prop_map(
+        |((group, kv_heads, head_dim), window, softcap, kv, [turned, normed, whole])| Case {
+            heads: group * kv_heads,
+            kv_heads,
+            head_dim,
+            window,
+            rotated: if turned { head_dim } else { 0 },
+            rope_scale: 1.0,
+            normed,
+            whole,
+            softcap,
+            kv,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// A row, a fork of it and a stranger, in steps of any sizes, on any number of threads.
+    #[test]
+    fn any_layer_gives_the_textbook_and_the_same_bits_in_any_company(
+        case in cases(),
+        tokens in prop_oneof![2..=20_usize, 60..=140_usize, 500..=560_usize],
+        seed in 1..u64::MAX,
+    ) {
+        let mut random = Random(seed);
+        let inputs = random.vector(tokens * case.width());
+        let expected = alone(&case, SimdPath::Portable, 1, &inputs, tokens);
+        let mut worst = 0.0_f64;
+        for (got, want) in expected.iter().zip(plain(&case, &inputs)) {
+            worst = worst.max((f64::from(*got) - want).abs());
+        }
+        prop_assert!(worst < 4e-3, "off by {}", worst);
+        let width = case.heads * case.head_dim;
+        for path in paths() {
+            let threads = [1, 2, 3, 7][random.below(4)];
+            let (mut ops, mut kv) = case.ops(path, threads);
+            let spec = case.spec(&mut ops);
+            let first = kv.open(None).unwrap();
+            let at = 1 + random.below(tokens - 1);
+            let mut work = vec![Work { sequence: first, inputs: &inputs, outputs: vec![] }];
+            step(&mut ops, &mut kv, &case, &spec, &mut work, &[at]);
+            let fork = kv.open(Some((first, at as u32))).unwrap();
+            let other = random.vector(tokens * case.width());
+            work.push(Work { sequence: fork, inputs: &inputs, outputs: vec![] });
+            work.push(Work { sequence: kv.open(None).unwrap(), inputs: &other, outputs: vec![] });
+            let mut left = [tokens - at, tokens - at, tokens];
+            while left.iter().any(|left| *left > 0) {
+                let sizes = left.map(|left| left.min([0, 1, 5, 64, 150, 600][random.below(6)]));
+                if sizes.iter().sum::<usize>() == 0 {
+                    continue;
+                }
+                step(&mut ops, &mut kv, &case, &spec, &mut work, &sizes);
+                left.iter_mut().zip(sizes).for_each(|(left, size)| *left -= size);
+            }
+            prop_assert_eq!(bits(&work[0].outputs), bits(&expected), "{:?}, {} threads", path, threads);
+            let shared = bits(&expected[at * width..]);
+            prop_assert_eq!(bits(&work[1].outputs), shared, "{:?}, forked at {}", path, at);
+            let other = bits(&alone(&case, SimdPath::Portable, 1, &other, tokens));
+            prop_assert_eq!(bits(&work[2].outputs), other, "{:?}, beside others", path);
+        }
+    }
 }

@@ -6,6 +6,7 @@
 #![cfg(feature = "cpu")]
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+mod any;
 mod attention;
 mod elementwise;
 mod kv;
