@@ -91,7 +91,7 @@ bench: build ## speed of the operators beside the machine's limits, then of the 
 
 .PHONY: versus
 versus: build ## the demo model's speed beside other servers, in turns (ARGS="--help" lists peers and more)
-	@python3 benches/versus/versus.py $(ARGS)
+	@python3 -B benches/versus/versus.py $(ARGS)
 
 .PHONY: lint
 lint: native ## format, clippy, documentation, licences

@@ -15,6 +15,7 @@ the slots, and memory for eight long ones would be counted against it.
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -38,6 +39,8 @@ FIGURES = [
 
 def main():
     args = arguments()
+    # Ended from outside, the servers end as well.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     model = Path(args.model).resolve() if args.model else demo_model()
     threads = args.threads or physical_cores()
     ours = Greenroom(Path(args.greenroom).resolve())
