@@ -69,7 +69,7 @@ fn perplexities(tokens: &[TokenId]) -> (f64, f64) {
 /// Prose that the model was trained on has perplexities in this range; a broken computation has not.
 fn hold(tokens: &[TokenId], within: f64) {
     let (rounded, exact) = perplexities(tokens);
-    assert!((3.0..30.0).contains(&exact), "{exact} is no perplexity of English prose");
+    assert!((3.0..100.0).contains(&exact), "{exact} is no perplexity of English prose");
     assert!((rounded / exact - 1.0).abs() <= within, "{rounded} is not within {within} of {exact}");
 }
 

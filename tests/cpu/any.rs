@@ -11,7 +11,7 @@ use proptest::sample::select;
 use super::matrix::{KINDS, Matrix};
 use super::{Random, bits, ops, paths};
 
-/// The path and the number of threads do not count: each is as good as the first.
+/// Numbers of threads that must not show.
 const THREADS: [usize; 4] = [1, 2, 3, 7];
 
 fn config(activations: Activations, threads: usize) -> CpuConfig {
@@ -48,6 +48,10 @@ fn seen(x: &[f32], rounds: bool) -> Vec<f64> {
     let group = |x: &[f32]| {
         let largest = x.iter().fold(0.0_f32, |a, x| a.max(x.abs()));
         let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+        // Numbers so small that their factor is none: whatever is made of them, it is next to nothing.
+        if !inverse.is_finite() {
+            return x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+        }
         let codes = x.iter().map(|x| f64::from((x * inverse).round_ties_even()));
         codes.map(|code| code * f64::from(largest / 127.0)).collect::<Vec<_>>()
     };

@@ -414,13 +414,13 @@ fn cases() -> impl Strategy<Value = Case> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 10, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// A row, a fork of it and a stranger, in steps of any sizes, on any number of threads.
     #[test]
     fn any_layer_gives_the_textbook_and_the_same_bits_in_any_company(
         case in cases(),
-        tokens in prop_oneof![2..=20_usize, 60..=140_usize, 500..=560_usize],
+        tokens in prop_oneof![2..=20_usize, 60..=140_usize],
         seed in 1..u64::MAX,
     ) {
         let mut random = Random(seed);
@@ -446,7 +446,7 @@ proptest! {
             work.push(Work { sequence: kv.open(None).unwrap(), inputs: &other, outputs: vec![] });
             let mut left = [tokens - at, tokens - at, tokens];
             while left.iter().any(|left| *left > 0) {
-                let sizes = left.map(|left| left.min([0, 1, 5, 64, 150, 600][random.below(6)]));
+                let sizes = left.map(|left| left.min([0, 1, 5, 64, 65, 150][random.below(6)]));
                 if sizes.iter().sum::<usize>() == 0 {
                     continue;
                 }
