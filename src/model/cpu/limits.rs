@@ -39,10 +39,10 @@ pub fn f32_products(path: SimdPath, threads: usize) -> f64 {
     })
 }
 
-/// Multiply-adds of int8 a second, by the instructions that the path has for them.
-pub fn int8_products(path: SimdPath, threads: usize) -> f64 {
+/// Multiply-adds of int8 a second, by the instructions that the path has for them; `None` where no loop was written for these.
+pub fn int8_products(path: SimdPath, threads: usize) -> Option<f64> {
     let work = |bytes: usize| threads.max(1) * TURNS * OPERANDS * bytes;
-    match path {
+    Some(match path {
         #[cfg(target_arch = "x86_64")]
         SimdPath::Avx512 if path.is_supported() => best(threads, work(64), |_| {
             // SAFETY: the processor was asked for AVX-512 F and VNNI just now.
@@ -53,10 +53,11 @@ pub fn int8_products(path: SimdPath, threads: usize) -> f64 {
             // SAFETY: the processor was asked for AVX2 just now.
             black_box(unsafe { x86::avx2(black_box(&[[3; 32]; OPERANDS])) });
         }),
-        _ => best(threads, work(32), |_| {
+        SimdPath::Portable => best(threads, work(32), |_| {
             black_box(plain(black_box(&[[3; 32]; OPERANDS])));
         }),
-    }
+        _ => return None,
+    })
 }
 
 /// Work a second when every thread does `body`, which is all of `work` together.
