@@ -70,7 +70,11 @@ impl Bench {
         let read = limits::memory_read(threads);
         let (int8, f32) = (limits::int8_products(path, threads), limits::f32_products(path, threads));
         let known = int8.map_or("unknown".into(), |int8| format!("{:.1} G", int8 / 1e9));
-        println!("limits: {:.1} GB/s read, {known} int8 and {:.1} G f32 multiply-adds/s\n", read / 1e9, f32 / 1e9);
+        println!(
+            "limits: {:.1} GB/s read, {known} int8 and {:.1} G f32 multiply-adds/s\n",
+            read / 1e9,
+            f32 / 1e9
+        );
         Ok(Self { criterion, ops, kv, read, int8, f32 })
     }
 
