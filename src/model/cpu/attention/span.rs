@@ -18,6 +18,8 @@ const SPAN: usize = 512;
 const SPAN_BLOCKS: usize = SPAN / BLOCK_TOKENS;
 /// Queries that share loads of keys and values.
 const TOGETHER: usize = 6;
+/// Bytes of a cache line.
+const LINE: usize = 64;
 /// Lanes of keys or dimensions kept in registers for each of them.
 const WIDE: usize = 2 * LANES;
 
@@ -266,6 +268,13 @@ impl Queries<'_> {
         }
     }
 
+    /// Whether the next block's lines should be wished near while this one is computed: each half of the
+    /// work then brings the like half. Many queries compute for longer on a block than it takes to come.
+    #[inline(always)]
+    fn wishes_ahead(&self) -> bool {
+        self.tokens * self.group <= TOGETHER
+    }
+
     /// First position that the query at `position` sees.
     #[inline(always)]
     fn first_seen(&self, position: usize) -> usize {
@@ -320,11 +329,13 @@ impl Queries<'_> {
         let Some(seen) = seen.first_chunk::<N>() else { return };
         let place = self.layout.place(self.blocks[block], self.layer, self.head);
         let mut weights = [[0.0_f32; BLOCK_TOKENS]; N];
-        let next = self
-            .blocks
-            .get(block + 1)
-            .map_or(place.keys(), |next| self.layout.place(*next, self.layer, self.head).keys());
-        self.scores(s, stored, [place.keys(), next], seen, &mut weights);
+        let next = self.layout.place(
+            *self.blocks.get(block + 1).unwrap_or(&self.blocks[block]),
+            self.layer,
+            self.head,
+        );
+        let ahead = self.wishes_ahead();
+        self.scores(s, stored, [place.keys(), next.keys()], seen, &mut weights);
         let mut corrections = [0.0; N];
         for i in 0..N {
             let query = seen[i].query;
@@ -350,6 +361,10 @@ impl Queries<'_> {
                 }
             }
             for slot in from..to {
+                if ahead && column.column.is_multiple_of(2 * WIDE) {
+                    let line = column.column / WIDE / 2 * BLOCK_TOKENS + slot;
+                    s.prefetch(next.values().wrapping_add(LINE * line));
+                }
                 let value = column.at(s, stored, slot);
                 for i in 0..N {
                     sums[i] = weigh(s, weights[i][slot], value, sums[i]);
@@ -387,13 +402,12 @@ impl Queries<'_> {
             query[i] = self.q.wrapping_add(self.offset(seen[i].query, self.q_stride));
         }
         let scale = s.splat(self.scale);
-        // Many queries compute for longer on a block than it takes to come.
-        let ahead = self.tokens * self.group <= TOGETHER;
+        let ahead = self.wishes_ahead();
         for chunk in (first..last).step_by(WIDE) {
             let mut sums = [[s.splat(0.0); 2]; N];
             for dim in 0..self.layout.head_dim {
-                if ahead {
-                    s.prefetch(next.wrapping_add(64 * (chunk / WIDE * self.layout.head_dim + dim)));
+                if ahead && chunk.is_multiple_of(2 * WIDE) {
+                    s.prefetch(next.wrapping_add(LINE * (chunk / WIDE / 2 * self.layout.head_dim + dim)));
                 }
                 let at = dim * BLOCK_TOKENS + chunk;
                 // SAFETY: `dim < head_dim` and `chunk + 16 <= 64`: inside the block's keys.

@@ -64,16 +64,39 @@ fn stretches<const BITS: u8, const BIAS: bool, const SIXTEENS: bool>(
         }
         // SAFETY: the first `count` were written just now.
         let groups = unsafe { std::slice::from_raw_parts(unpacked.as_ptr().cast::<Group>(), count) };
+        let mut next =
+            Some(Next { start: stretch.as_ptr().wrapping_add(stretch.len()), share: stretch.len() / count });
         for (index, sums) in tile.chunks_mut(TOKENS).enumerate() {
             let token = token + TOKENS * index;
+            let next = next.take();
             match sums.len() {
-                1 => pass::<BITS, BIAS, SIXTEENS, 1>(panel, groups, first, token, sums),
-                2 => pass::<BITS, BIAS, SIXTEENS, 2>(panel, groups, first, token, sums),
-                3 => pass::<BITS, BIAS, SIXTEENS, 3>(panel, groups, first, token, sums),
-                _ => pass::<BITS, BIAS, SIXTEENS, TOKENS>(panel, groups, first, token, sums),
+                1 => pass::<BITS, BIAS, SIXTEENS, 1>(panel, groups, first, token, sums, next),
+                2 => pass::<BITS, BIAS, SIXTEENS, 2>(panel, groups, first, token, sums, next),
+                3 => pass::<BITS, BIAS, SIXTEENS, 3>(panel, groups, first, token, sums, next),
+                _ => pass::<BITS, BIAS, SIXTEENS, TOKENS>(panel, groups, first, token, sums, next),
             }
         }
         first += count;
+    }
+}
+
+/// What lies behind the stretch at hand, which need not be readable: the first tile wishes it near meanwhile, so
+/// that memory and multipliers work at the same time.
+#[derive(Clone, Copy)]
+struct Next {
+    start: *const u8,
+    /// Bytes for each group that is computed.
+    share: usize,
+}
+
+impl Next {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn wish(self, group: usize) {
+        for line in (self.share * group..self.share * (group + 1)).step_by(64) {
+            // SAFETY: a hint, which reads nothing and faults nowhere.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.start.wrapping_add(line).cast()) }
+        }
     }
 }
 
@@ -115,6 +138,7 @@ fn pass<const BITS: u8, const BIAS: bool, const SIXTEENS: bool, const M: usize>(
     first: usize,
     token: usize,
     tile: &mut [[f32; PANEL_ROWS]],
+    next: Option<Next>,
 ) {
     let x = panel.x;
     let zero = i32::from(panel.format.zero.unwrap_or(0));
@@ -122,6 +146,9 @@ fn pass<const BITS: u8, const BIAS: bool, const SIXTEENS: bool, const M: usize>(
     let zeros = _mm256_set1_epi16(zero as i16);
     assert!(tile.len() == M && (token + M - 1) * x.groups() + first + groups.len() <= x.scales.len());
     for (index, group) in groups.iter().enumerate() {
+        if let Some(next) = next {
+            next.wish(index);
+        }
         let at = |i: usize| (token + i) * x.groups() + first + index;
         let dots = dots::<BITS, SIXTEENS, M>(group, &x.codes, std::array::from_fn(|i| GROUP * at(i)));
         for i in 0..M {
