@@ -245,6 +245,13 @@ impl Queries<'_> {
         let last = self.position + self.tokens - 1;
         let from = (self.first_seen(self.position) / BLOCK_TOKENS).max(span * SPAN_BLOCKS);
         let to = (last / BLOCK_TOKENS).min(span * SPAN_BLOCKS + SPAN_BLOCKS - 1);
+        if self.wishes_ahead() {
+            // Nobody wished for the first block of a span: all of it is wanted at once.
+            let keys = self.layout.place(self.blocks[from], self.layer, self.head).keys();
+            for line in 0..self.layout.head_bytes() / LINE {
+                s.prefetch(keys.wrapping_add(LINE * line));
+            }
+        }
         for block in from..=to {
             self.block(s, stored, block, state);
         }

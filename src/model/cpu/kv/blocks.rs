@@ -57,15 +57,20 @@ impl BlockLayout {
         BLOCK_TOKENS * (self.head_dim + self.value_width)
     }
 
+    /// Bytes of one head's keys and values in a block.
+    pub(in crate::model::cpu) fn head_bytes(&self) -> usize {
+        self.head_elements() * self.element_bytes()
+    }
+
     /// Bytes of a block.
     pub fn bytes(&self) -> usize {
-        self.layers * self.kv_heads * self.head_elements() * self.element_bytes()
+        self.layers * self.kv_heads * self.head_bytes()
     }
 
     /// Where a layer's head lies in a block's memory.
     #[inline]
     pub(in crate::model::cpu) fn place(&self, block: *mut u8, layer: usize, head: usize) -> HeadPlace {
-        let offset = (layer * self.kv_heads + head) * self.head_elements() * self.element_bytes();
+        let offset = (layer * self.kv_heads + head) * self.head_bytes();
         // Wrapping, because nothing is read here: whoever reads answers for the bounds.
         HeadPlace { start: block.wrapping_add(offset), layout: *self }
     }
