@@ -12,6 +12,7 @@ mod elementwise;
 mod kv;
 mod linear;
 mod matrix;
+mod memory;
 mod pool;
 
 use std::io::Write as _;
