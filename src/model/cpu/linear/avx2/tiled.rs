@@ -92,6 +92,7 @@ struct Next {
 impl Next {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
+    #[allow(unused_unsafe, reason = "the intrinsic is unsafe in the oldest compiler that we support")]
     fn wish(self, group: usize) {
         for line in (self.share * group..self.share * (group + 1)).step_by(64) {
             // SAFETY: a hint, which reads nothing and faults nowhere.
