@@ -13,11 +13,9 @@ const RUNS: usize = 7;
 /// Values that are read: far more than any cache holds.
 const READ: usize = 32 << 20;
 /// Turns of a loop of products: some ten milliseconds.
-const TURNS: usize = 200_000;
-/// Vectors of operands, which stay in the first cache and are other ones in each product.
-const OPERANDS: usize = 16;
+const TURNS: usize = 400_000;
 /// Sums at a time: more than the multipliers' latency asks for, fewer than there are registers.
-const SUMS: usize = 8;
+const SUMS: usize = 12;
 
 /// Bytes a second that so many threads read from memory, one stretch each.
 pub fn memory_read(threads: usize) -> f64 {
@@ -26,35 +24,42 @@ pub fn memory_read(threads: usize) -> f64 {
     let stretches: Vec<&[u64]> = values.chunks(share).collect();
     let read = |thread: usize| {
         let stretch = stretches.get(thread).copied().unwrap_or(&[]);
-        black_box(stretch.iter().fold(0_u64, |sum, value| sum.wrapping_add(*value)));
+        // Sixteen sums: the reads must not wait for one.
+        let mut sums = [0_u64; 16];
+        for values in stretch.as_chunks::<16>().0 {
+            for (sum, value) in sums.iter_mut().zip(values) {
+                *sum ^= value;
+            }
+        }
+        black_box(sums);
     };
     best(threads, size_of_val(&values[..]), read)
 }
 
 /// Multiply-adds of f32 a second, fused where the path has that.
 pub fn f32_products(path: SimdPath, threads: usize) -> f64 {
-    let work = threads.max(1) * TURNS * OPERANDS * LANES;
+    let work = threads.max(1) * TURNS * SUMS * LANES;
     best(threads, work, |_| {
-        black_box(dispatch(path, F32Loop { x: black_box([[0.5; LANES]; OPERANDS]) }));
+        black_box(dispatch(path, F32Loop));
     })
 }
 
 /// Multiply-adds of int8 a second, by the instructions that the path has for them; `None` where no loop was written for these.
 pub fn int8_products(path: SimdPath, threads: usize) -> Option<f64> {
-    let work = |bytes: usize| threads.max(1) * TURNS * OPERANDS * bytes;
+    let work = |bytes: usize| threads.max(1) * TURNS * SUMS * bytes;
     Some(match path {
         #[cfg(target_arch = "x86_64")]
         SimdPath::Avx512 if path.is_supported() => best(threads, work(64), |_| {
             // SAFETY: the processor was asked for AVX-512 F and VNNI just now.
-            black_box(unsafe { x86::vnni(black_box(&[[3; 64]; OPERANDS])) });
+            black_box(unsafe { x86::vnni() });
         }),
         #[cfg(target_arch = "x86_64")]
         SimdPath::Avx2 if path.is_supported() => best(threads, work(32), |_| {
             // SAFETY: the processor was asked for AVX2 just now.
-            black_box(unsafe { x86::avx2(black_box(&[[3; 32]; OPERANDS])) });
+            black_box(unsafe { x86::avx2() });
         }),
         SimdPath::Portable => best(threads, work(32), |_| {
-            black_box(plain(black_box(&[[3; 32]; OPERANDS])));
+            black_box(plain());
         }),
         _ => return None,
     })
@@ -76,25 +81,19 @@ fn best(threads: usize, work: usize, body: impl Fn(usize) + Sync) -> f64 {
     (0..RUNS).map(|_| run()).fold(0.0, f64::max)
 }
 
-/// Sums of products of f32, each operand read from the first cache.
-struct F32Loop {
-    x: [[f32; LANES]; OPERANDS],
-}
+/// Sums of products of f32, in registers.
+struct F32Loop;
 
 impl Kernel for F32Loop {
     type Output = f32;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> f32 {
-        let w = s.splat(black_box(1e-3));
+        let (w, x) = (s.splat(black_box(1e-3)), s.splat(black_box(0.5)));
         let mut sums = [s.splat(0.0); SUMS];
         for _ in 0..TURNS {
-            // Else the compiler takes the products out of the loop.
-            let x = black_box(&self.x);
-            for half in 0..OPERANDS / SUMS {
-                for i in 0..SUMS {
-                    sums[i] = s.fma(w, s.load(&x[half * SUMS + i]), sums[i]);
-                }
+            for sum in &mut sums {
+                *sum = s.fma(w, x, *sum);
             }
         }
         let mut total = 0.0;
@@ -106,14 +105,13 @@ impl Kernel for F32Loop {
 }
 
 /// The same of int8, as the compiler sees fit.
-fn plain(x: &[[i8; 32]; OPERANDS]) -> i32 {
+fn plain() -> i32 {
     let w = black_box([5_i8; 32]);
     let mut sums = [0_i32; 32];
-    for _ in 0..TURNS {
-        for x in black_box(x) {
-            for lane in 0..32 {
-                sums[lane] = sums[lane].wrapping_add(i32::from(w[lane]) * i32::from(x[lane]));
-            }
+    for turn in 0..TURNS * SUMS {
+        for lane in 0..32 {
+            // An operand of its own in each turn, or one product would do for all.
+            sums[lane] = sums[lane].wrapping_add(i32::from(w[lane]) * i32::from(turn as i8));
         }
     }
     sums.iter().fold(0, |total, sum| total.wrapping_add(*sum))
@@ -124,21 +122,17 @@ mod x86 {
     use std::arch::x86_64::*;
     use std::hint::black_box;
 
-    use super::{OPERANDS, SUMS, TURNS};
+    use super::{SUMS, TURNS};
 
     /// Pairs are summed in 16 bits, as the kernels for narrow weights do it: the fewest instructions a product.
     #[target_feature(enable = "avx2")]
-    pub(super) fn avx2(x: &[[i8; 32]; OPERANDS]) -> i32 {
+    pub(super) fn avx2() -> i32 {
         let w = _mm256_set1_epi8(black_box(5));
         let mut sums = [_mm256_setzero_si256(); SUMS];
         for _ in 0..TURNS {
-            let x = black_box(x);
-            for half in 0..OPERANDS / SUMS {
-                for i in 0..SUMS {
-                    // SAFETY: an array of 32 bytes; any alignment will do.
-                    let x = unsafe { _mm256_loadu_si256(x[half * SUMS + i].as_ptr().cast()) };
-                    sums[i] = _mm256_add_epi16(sums[i], _mm256_maddubs_epi16(w, x));
-                }
+            for sum in &mut sums {
+                // The sum is an operand as well, or one product would do for all turns.
+                *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(w, *sum));
             }
         }
         let mut total = sums[0];
@@ -149,17 +143,12 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx512f,avx512vnni")]
-    pub(super) fn vnni(x: &[[i8; 64]; OPERANDS]) -> i32 {
-        let w = _mm512_set1_epi8(black_box(5));
+    pub(super) fn vnni() -> i32 {
+        let (w, x) = (_mm512_set1_epi8(black_box(5)), _mm512_set1_epi8(black_box(3)));
         let mut sums = [_mm512_setzero_si512(); SUMS];
         for _ in 0..TURNS {
-            let x = black_box(x);
-            for half in 0..OPERANDS / SUMS {
-                for i in 0..SUMS {
-                    // SAFETY: an array of 64 bytes; any alignment will do.
-                    let x = unsafe { _mm512_loadu_si512(x[half * SUMS + i].as_ptr().cast()) };
-                    sums[i] = _mm512_dpbusd_epi32(sums[i], w, x);
-                }
+            for sum in &mut sums {
+                *sum = _mm512_dpbusd_epi32(*sum, w, x);
             }
         }
         let mut total = sums[0];
