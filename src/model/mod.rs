@@ -58,6 +58,8 @@ pub struct SampleFor<'a> {
     pub position: u32,
     /// Tokens produced so far, for the penalties.
     pub output: &'a [TokenId],
+    /// Whether the token's log-probability is wanted: a pass over the vocabulary.
+    pub logprob: bool,
 }
 
 /// One row of a step: `input` continues the sequence at `start`.
@@ -95,8 +97,8 @@ pub enum RowOutcome {
     Sampled {
         /// The token; not yet computed itself.
         token: TokenId,
-        /// Natural logarithm of its probability under the unmodified distribution.
-        logprob: f32,
+        /// Natural logarithm of its probability under the unmodified distribution, where it was wanted.
+        logprob: Option<f32>,
     },
     /// Computed and committed, with logits `[positions][vocab]`.
     Logits(Vec<Vec<f32>>),

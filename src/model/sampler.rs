@@ -22,8 +22,8 @@ pub struct Drawn {
     /// Which.
     pub token: TokenId,
     /// Natural logarithm of its probability under the model's own distribution:
-    /// before bias, penalties, temperature and filters.
-    pub logprob: f32,
+    /// before bias, penalties, temperature and filters. Where it was wanted.
+    pub logprob: Option<f32>,
 }
 
 /// The uniform number of a draw, in `[0, 1)`, a multiple of 2⁻⁵³.
@@ -76,9 +76,12 @@ impl Sampler {
         } else {
             pick(modified, top.logit, params, uniform(params.seed, wanted.position))
         };
-        let raw = logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
-        let logprob = f64::from(raw) - f64::from(best.logit) - weigh::total(logits, best.logit, 1.0).ln();
-        Ok(Drawn { token: TokenId(token), logprob: logprob as f32 })
+        let logprob = wanted.logprob.then(|| {
+            let raw = logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
+            let total = weigh::total(logits, best.logit, 1.0);
+            (f64::from(raw) - f64::from(best.logit) - total.ln()) as f32
+        });
+        Ok(Drawn { token: TokenId(token), logprob })
     }
 
     /// Fills `changed` with the logits after bias and penalties.

@@ -190,7 +190,12 @@ fn plan_row(row: &Row, span: Span) -> Option<PlanRow<'_>> {
     let start = row.computed as usize;
     let input = row.tokens.get(start..start + span.tokens as usize)?;
     let want = if span.samples {
-        Want::Sample(SampleFor { params: &row.sampling, position: row.len(), output: row.output() })
+        Want::Sample(SampleFor {
+            params: &row.sampling,
+            position: row.len(),
+            output: row.output(),
+            logprob: false,
+        })
     } else {
         Want::Nothing
     };

@@ -176,7 +176,7 @@ impl FakeEngine {
         }
         let outcome = match row.sample {
             None => RowOutcome::Advanced,
-            Some(produced) => RowOutcome::Sampled { token: self.next(&tokens, produced), logprob: 0.0 },
+            Some(produced) => RowOutcome::Sampled { token: self.next(&tokens, produced), logprob: None },
         };
         if let Some(sequence) = self.sequences.get_mut(&row.sequence.number) {
             sequence.tokens = tokens;
