@@ -554,6 +554,10 @@ fn joined_characters_stream_whole_whatever_spells_them() {
     }
 }
 
+/// Characters that the demo model's vocabulary has tokens for: none for the bytes of what is above U+3FFFF, nor for
+/// six of the control characters, which its tokenizer passes over (as the models' own library does).
+const WITH_TOKENS: &str = "[\u{0}-\u{3}\u{5}\u{7}-\u{12}\u{15}\u{17}-\u{1c}\u{1e}-\u{3ffff}]{0,6}";
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -586,7 +590,7 @@ proptest! {
     #[test]
     fn ordinary_text_never_gives_a_control_id(
         parts in proptest::collection::vec(
-            prop_oneof![Just("<|im_end|>".to_owned()), Just("<|".to_owned()), Just("im_start|>".to_owned()), "[\u{0}-\u{3ffff}]{0,6}"],
+            prop_oneof![Just("<|im_end|>".to_owned()), Just("<|".to_owned()), Just("im_start|>".to_owned()), WITH_TOKENS],
             0..8,
         )
     ) {

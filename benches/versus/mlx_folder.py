@@ -4,7 +4,7 @@ usage: mlx_folder.py MODEL.gguf FOLDER
 
 llama and qwen architectures. Blocks of Q4_0, Q4_1 and Q8_0 become MLX's affine codes in groups of 32 without any loss: `d · q + m` is
 MLX's `scale · q + bias`, and the offsets 8 and 128 are powers of two. Other types are widened to f32 (what MLX then computes is another, slower
-thing, which the folder's `widened` in config.json counts). No token ends an answer: mlx-lm cannot be asked to ignore the end.
+thing, which the folder's `widened` in config.json counts). The last token of the vocabulary ends an answer, which is hardly ever drawn: mlx-lm cannot be asked to ignore the end.
 """
 
 import json

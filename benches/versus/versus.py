@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How fast Greenroom serves a model, beside other servers: the same file, threads, prompts and client, in turns (A B A B) in one run.
+"""How fast Greenroom serves a model, beside other servers: the same file, threads, lengths of prompts and client, in turns (A B A B) in one run.
 
     make versus                                    the demo model against llama.cpp's wheel
     make versus ARGS="--peers llama.cpp,mlx-lm"    other peers: see --help
@@ -40,8 +40,11 @@ FIGURES = [
 def main():
     args = arguments()
     # Ended from outside, the servers end as well.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))
     model = Path(args.model).resolve() if args.model else demo_model()
+    if not model.is_file():
+        sys.exit(f"versus: {model} is no file")
     threads = args.threads or physical_cores()
     ours = Greenroom(Path(args.greenroom).resolve())
     ours.prepare(model)

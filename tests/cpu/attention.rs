@@ -265,6 +265,29 @@ fn chunks_and_threads_do_not_change_a_bit() {
     }
 }
 
+/// Contexts that are cut among threads are merged from the very bits of their spans, the sign of zero included.
+#[test]
+fn a_context_cut_by_spans_gives_the_bits_of_one_that_is_not() {
+    let case = Case { heads: 1, kv_heads: 1, rotated: 0, ..PLAIN };
+    let token = |key: f32, value: f32| [1.0, key, value].into_iter().flat_map(|x| [x; 16]);
+    // The last key alone counts, in a span after the first.
+    let inputs: Vec<f32> = (0..576).flat_map(|_| token(-50.0, -1.0)).chain(token(0.0, -0.0)).collect();
+    let mut random = Random(41);
+    let other = random.vector(1100 * case.width());
+    for path in paths() {
+        for inputs in [&inputs, &other] {
+            let whole = alone(&case, path, 1, inputs, 600);
+            for (threads, chunk) in [(2, 600), (3, 600), (2, 100), (4, 1)] {
+                assert_eq!(
+                    bits(&whole),
+                    bits(&alone(&case, path, threads, inputs, chunk)),
+                    "{threads} threads, {chunk}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn a_row_in_a_mixed_batch_gives_the_bits_of_the_row_alone() {
     let mut random = Random(29);

@@ -88,7 +88,10 @@ fn format_of(tensor: &HostTensor<'_>) -> Result<Format, LoadError> {
     let group = if tensor.kind.has_factors() { tensor.kind.block() } else { shape.group };
     // Kernels for 2 and 3 bits would save memory that few models are stored in.
     let bits = shape.bits.max(4);
-    if !matches!(bits, 4 | 5 | 6 | 8) || group == 0 || !group.is_multiple_of(GROUP) {
+    if !matches!(bits, 4 | 5 | 6 | 8)
+        || !group.is_multiple_of(GROUP)
+        || !matches!(group / GROUP, 1 | 2 | 4 | 8)
+    {
         return Err(refused(
             tensor,
             format!(

@@ -23,6 +23,8 @@ use span::{Job, Queries};
 const ITEM_QUERIES: usize = 48;
 /// Pieces for each thread that keep all of them busy to the end, nearly.
 const PIECES_PER_THREAD: usize = 8;
+/// Numbers that the partials of a step hold at most (16 MiB); what is beyond is not cut.
+const PARTIALS: usize = 4 << 20;
 /// Tokens prepared by one claim, at least.
 const PREPARE_TOKENS: usize = 4;
 
@@ -103,7 +105,7 @@ fn check(
     if spec.kv_heads != layout.kv_heads || spec.head_dim != layout.head_dim || layer.0 >= layout.layers {
         return fail(format!("layer {} of {spec:?} does not fit {layout:?}", layer.0));
     }
-    if spec.kv_heads == 0 || !spec.heads.is_multiple_of(spec.kv_heads) {
+    if spec.kv_heads == 0 || spec.heads == 0 || !spec.heads.is_multiple_of(spec.kv_heads) {
         return fail(format!("{} query heads over {} key heads", spec.heads, spec.kv_heads));
     }
     let rope_fits = spec.rope.as_ref().is_none_or(|rope| 2 * rope.inv_freq.len() <= spec.head_dim);
@@ -252,7 +254,8 @@ impl Pass<'_> {
                     let piece = Piece { row: *row, head, token, tokens };
                     let queries = self.queries(&piece);
                     let (from, spans) = (room, queries.spans());
-                    if enough || spans.clone().count() == 1 {
+                    let count = spans.clone().count();
+                    if enough || count == 1 || room + count * queries.partial_len() > PARTIALS {
                         items.push(Item { piece, part: Part::All });
                         continue;
                     }
@@ -260,7 +263,7 @@ impl Pass<'_> {
                         items.push(Item { piece, part: Part::Span { span, to: room } });
                         room += queries.partial_len();
                     }
-                    merges.push(Item { piece, part: Part::Merge { spans: spans.count(), from } });
+                    merges.push(Item { piece, part: Part::Merge { spans: count, from } });
                 }
             }
         }

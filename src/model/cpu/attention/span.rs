@@ -141,14 +141,14 @@ impl<'a> State<'a> {
         Self { span_max, span_sum, span_out, max, sum, out }
     }
 
-    /// Keeps what was joined so far, as a partial: after one span that is the span.
+    /// Keeps the span at hand as a partial, as it is: what is merged later are the very bits.
     #[inline(always)]
     fn write(&self, to: &mut [f32]) {
-        let (max, rest) = to.split_at_mut(self.max.len());
-        let (sum, out) = rest.split_at_mut(self.sum.len());
-        max.copy_from_slice(self.max);
-        sum.copy_from_slice(self.sum);
-        out.copy_from_slice(self.out);
+        let (max, rest) = to.split_at_mut(self.span_max.len());
+        let (sum, out) = rest.split_at_mut(self.span_sum.len());
+        max.copy_from_slice(self.span_max);
+        sum.copy_from_slice(self.span_sum);
+        out.copy_from_slice(self.span_out);
     }
 
     /// A partial as the span at hand.
@@ -205,6 +205,7 @@ impl<E: Stored> Kernel for Compute<'_, E> {
             Job::All => {
                 for span in q.spans() {
                     q.span(s, stored, span, &mut state);
+                    state.merge(s, q.layout.value_width);
                 }
                 q.finish(&state);
             }
@@ -238,7 +239,7 @@ impl Queries<'_> {
         self.first_seen(self.position) / SPAN..=(self.position + self.tokens - 1) / SPAN
     }
 
-    /// Computes one span from scratch and joins it.
+    /// Computes one span from scratch.
     #[inline(always)]
     fn span<S: Simd, E: Stored>(&self, s: S, stored: E, span: usize, state: &mut State<'_>) {
         state.begin_span();
@@ -255,7 +256,6 @@ impl Queries<'_> {
         for block in from..=to {
             self.block(s, stored, block, state);
         }
-        state.merge(s, self.layout.value_width);
     }
 
     /// Writes the outputs.

@@ -14,7 +14,7 @@ use super::{eight_halves, eight_scales, eight_words, four_codes, unpack};
 
 /// Tokens of a tile.
 const TOKENS: usize = 4;
-/// Groups unpacked at once, at most: half of a first-level cache.
+/// Groups unpacked at once, at most: with codes of up to six bits half of a first-level cache is touched.
 const STRETCH: usize = 24;
 
 /// 32 columns of sixteen rows, ready to be multiplied.
