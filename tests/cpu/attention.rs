@@ -278,11 +278,9 @@ fn a_context_cut_by_spans_gives_the_bits_of_one_that_is_not() {
         for inputs in [&inputs, &other] {
             let whole = alone(&case, path, 1, inputs, 600);
             for (threads, chunk) in [(2, 600), (3, 600), (2, 100), (4, 1)] {
-                assert_eq!(
-                    bits(&whole),
-                    bits(&alone(&case, path, threads, inputs, chunk)),
-                    "{threads} threads, {chunk}"
-                );
+                let cut = alone(&case, path, threads, inputs, chunk);
+                // Without the numbers: there are thousands.
+                assert!(bits(&whole) == bits(&cut), "{threads} threads, chunks of {chunk}");
             }
         }
     }
