@@ -19,7 +19,8 @@ HOME = ROOT / "target" / "versus"
 XLLAMACPP = "xllamacpp==2026.10.11549"
 LLAMA_SOURCE = "llama-cpp-python==0.3.36"
 BUILD_TOOLS = ["cmake==4.1.0", "ninja==1.13.0", "scikit-build-core==0.11.6"]
-MLX = ["mlx[cpu]==0.32.2", "mlx-lm==0.32.2", "gguf==0.19.0"]
+# transformers reads a GGUF file's configuration and tokenizer only where torch is.
+MLX = ["mlx[cpu]==0.32.2", "mlx-lm==0.32.2", "gguf==0.19.0", "torch==2.15.0"]
 
 
 @dataclass(frozen=True)
