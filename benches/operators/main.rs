@@ -13,6 +13,9 @@ mod elementwise;
 #[allow(dead_code, reason = "the tests use all of it")]
 mod matrix;
 mod products;
+#[path = "../../tests/cpu/random.rs"]
+#[allow(dead_code, reason = "the tests use all of it")]
+mod random;
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -22,6 +25,8 @@ use greenroom::config::CpuConfig;
 use greenroom::model::cpu::{CpuKv, CpuOps, SimdPath, limits};
 use greenroom::model::ops::{KvShape, Ops, StartOps};
 use greenroom::types::Epoch;
+
+use random::Random;
 
 type Failed = Box<dyn Error>;
 
@@ -133,27 +138,6 @@ impl Bench {
             let share = limit.map_or(String::new(), |limit| format!(", {:.2} {whose}", speed / limit));
             println!("{:24}{:8.1} {unit}{share}", "", speed / 1e9);
         }
-    }
-}
-
-/// A small deterministic generator (xorshift), so that runs are alike.
-struct Random(u64);
-
-impl Random {
-    fn bits(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    /// Uniform in −1..1.
-    fn signed(&mut self) -> f32 {
-        (self.bits() >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
-    }
-
-    fn vector(&mut self, len: usize) -> Vec<f32> {
-        (0..len).map(|_| self.signed()).collect()
     }
 }
 

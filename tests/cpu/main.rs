@@ -14,6 +14,7 @@ mod linear;
 mod matrix;
 mod memory;
 mod pool;
+mod random;
 
 use std::io::Write as _;
 
@@ -21,6 +22,8 @@ use greenroom::config::CpuConfig;
 use greenroom::model::cpu::{CpuKv, CpuOps, SimdPath};
 use greenroom::model::ops::{KvShape, StartOps};
 use greenroom::types::Epoch;
+
+use random::Random;
 
 /// Paths that this machine can run; names the others.
 fn paths() -> Vec<SimdPath> {
@@ -46,31 +49,6 @@ fn start(kv: KvShape, blocks: u64) -> StartOps {
 fn ops(config: &CpuConfig, path: SimdPath) -> (CpuOps, CpuKv) {
     let kv = KvShape { layers: 1, kv_heads: 1, head_dim: 16 };
     CpuOps::with_path(config, &start(kv, 4), path).unwrap()
-}
-
-/// A small deterministic generator (xorshift), so that failures repeat.
-struct Random(u64);
-
-impl Random {
-    fn bits(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    /// Uniform in −1..1.
-    fn signed(&mut self) -> f32 {
-        (self.bits() >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.bits() >> 32) as usize % bound
-    }
-
-    fn vector(&mut self, len: usize) -> Vec<f32> {
-        (0..len).map(|_| self.signed()).collect()
-    }
 }
 
 /// Bits, so that equality is exact and NaN equals itself.

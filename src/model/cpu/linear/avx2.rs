@@ -168,6 +168,15 @@ unsafe fn dot<const BITS: u8>(w: &[__m256i; 8], x: *const i8) -> __m256i {
     widen(_mm256_add_epi16(left, right))
 }
 
+/// Wishes that a cache line, which need not be readable, be near soon.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+#[allow(unused_unsafe, reason = "the intrinsic is unsafe in the oldest compiler that we support")]
+pub(super) fn prefetch(line: *const u8) {
+    // SAFETY: a hint, which reads nothing and faults nowhere.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
+}
+
 /// Four activation codes in every lane.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]

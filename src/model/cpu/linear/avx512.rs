@@ -10,6 +10,7 @@ use std::mem::MaybeUninit;
 
 use super::super::weight::{GROUP, PANEL_ROWS, Quantised, Scales};
 use super::Int8Panel;
+use super::avx2::prefetch;
 
 /// Tokens of a pass.
 const TOKENS: usize = 8;
@@ -106,15 +107,6 @@ fn streamed<const BITS: u8, const BIAS: bool, const SIXTEENS: bool, const M: usi
         // SAFETY: a tile's row is sixteen f32.
         unsafe { _mm512_storeu_ps(out.as_mut_ptr(), *sum) };
     }
-}
-
-/// Wishes that a cache line, which need not be readable, be near soon.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-#[allow(unused_unsafe, reason = "the intrinsic is unsafe in the oldest compiler that we support")]
-fn prefetch(line: *const u8) {
-    // SAFETY: a hint, which reads nothing and faults nowhere.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
 }
 
 /// Any number of tokens, the panel unpacked by stretches.

@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use super::super::super::weight::{GROUP, PANEL_ROWS, Quantised, Scales};
 use super::super::Int8Panel;
 use super::sixteens::Factors;
-use super::{eight_halves, eight_scales, eight_words, four_codes, unpack};
+use super::{eight_halves, eight_scales, eight_words, four_codes, prefetch, unpack};
 
 /// Tokens of a tile.
 const TOKENS: usize = 4;
@@ -92,11 +92,9 @@ struct Next {
 impl Next {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    #[allow(unused_unsafe, reason = "the intrinsic is unsafe in the oldest compiler that we support")]
     fn wish(self, group: usize) {
         for line in (self.share * group..self.share * (group + 1)).step_by(64) {
-            // SAFETY: a hint, which reads nothing and faults nowhere.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.start.wrapping_add(line).cast()) }
+            prefetch(self.start.wrapping_add(line));
         }
     }
 }
