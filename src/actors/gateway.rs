@@ -21,7 +21,7 @@ use crate::actors::status::{Board, ModelState};
 use crate::actors::stream::{EVENT_SLOTS, channel};
 use crate::model::text::TextModel;
 use crate::observe::{Gauges, Outcome};
-use crate::types::{ChatRequest, Clock, Epoch, LiveCount, Refusal, RequestId, TicketOffice};
+use crate::types::{ChatRequest, Clock, Epoch, LiveCount, Refusal, RequestId, Terms, TicketOffice};
 
 /// What a client is told to wait for a model that is being loaded.
 const LOADING_RETRY: Duration = Duration::from_secs(2);
@@ -64,6 +64,7 @@ pub(crate) struct Gateway {
 /// An accepted request on its way to its model.
 struct Opening {
     id: RequestId,
+    terms: Terms,
     prepare: Prepare,
     model: String,
     preparation: Addr<PreparationExecutor>,
@@ -82,13 +83,22 @@ impl Gateway {
         let served = self.find(request.model.as_deref())?;
         let text = ready_text(served)?;
         let (id, seed) = draw()?;
-        let ticket = self
+        let mut ticket = self
             .tickets
             .try_take(id, self.clock.now())
             .ok_or_else(|| Refusal::Busy { retry_after: self.retry_after() })?;
+        let terms = Terms {
+            client: request.client.clone(),
+            priority: request.priority,
+            deadline: request.timeout.map(|timeout| ticket.accepted.saturating_add(timeout)),
+        };
+        if let Some(trace) = &request.trace {
+            ticket.trace = trace.clone();
+        }
         let context = self.context_limit.map_or(served.context, |limit| limit.min(served.context));
         Ok(Opening {
             id,
+            terms,
             prepare: Prepare { ticket, request, text, context, seed, now: self.clock.wall() },
             model: served.id.clone(),
             preparation: self.preparation.clone(),
@@ -193,7 +203,10 @@ impl Opening {
                 seed: prompt.sampling.seed,
                 events: receiver,
             };
-            self.scheduler.send(Admit { ticket, prompt, events }).await.map_err(gone)??;
+            self.scheduler
+                .send(Admit { ticket, terms: self.terms, prompt, events })
+                .await
+                .map_err(gone)??;
             Ok(stream)
         };
         admitted.await.inspect_err(|_| self.gauges.ended(Outcome::Refused))

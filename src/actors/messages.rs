@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use crate::actors::stream::EventSink;
 use crate::model::LoadedModel;
 use crate::model::text::TextModel;
-use crate::types::{ChatEvent, ChatRequest, Epoch, PreparedPrompt, Refusal, RequestId, Ticket};
+use crate::types::{ChatEvent, ChatRequest, Epoch, PreparedPrompt, Refusal, RequestId, Terms, Ticket};
 
 /// Asks for an answer. From an HTTP handler, or a host's own actor, to the gateway.
 ///
@@ -71,6 +71,7 @@ pub(crate) struct Prepared {
 #[rtype(result = "Result<Accepted, Refusal>")]
 pub(crate) struct Admit {
     pub(crate) ticket: Ticket,
+    pub(crate) terms: Terms,
     pub(crate) prompt: PreparedPrompt,
     pub(crate) events: EventSink,
 }

@@ -72,10 +72,10 @@ impl Drop for EventSink {
     /// Only a push into a queue: it neither waits nor runs anything.
     fn drop(&mut self) {
         if let Some(slot) = self.end.take() {
-            slot.send(ChatEvent::Failed(Failure {
-                reason: FailureReason::ShuttingDown,
-                message: "the server stopped before the answer was finished".into(),
-            }));
+            slot.send(ChatEvent::Failed(Failure::new(
+                FailureReason::ShuttingDown,
+                "the server stopped before the answer was finished",
+            )));
         }
     }
 }
@@ -96,7 +96,7 @@ mod tests {
         let mut third = text("c");
         assert_eq!(sink.try_text(&mut third), Sent::Full);
         assert_eq!(third, "c", "text that was not sent stays");
-        let end = Failure { reason: FailureReason::RowFailed, message: "x".into() };
+        let end = Failure::new(FailureReason::RowFailed, "x");
         sink.finish(ChatEvent::Failed(end.clone()));
         assert_eq!(rx.try_recv(), Ok(ChatEvent::Text("a".into())));
         assert_eq!(rx.try_recv(), Ok(ChatEvent::Text("b".into())));

@@ -131,6 +131,9 @@ impl From<Refusal> for ApiError {
             Refusal::Loading { retry_after, .. } => {
                 Self::server(unavailable, "model_loading", message).retry(retry_after)
             }
+            Refusal::WouldExpire { retry_after, .. } => {
+                Self::server(unavailable, "queue_timeout", message).retry(retry_after)
+            }
             Refusal::EngineFailed { .. } => Self::server(unavailable, "engine_failed", message),
             Refusal::Draining => {
                 Self::server(unavailable, "shutting_down", message).retry(RESTART_RETRY).closing()
@@ -155,6 +158,7 @@ impl From<PrepareError> for ApiError {
             PrepareError::ContextExceeded { .. } | PrepareError::PromptTooLong { .. } => {
                 ("context_length_exceeded", "messages".to_owned())
             }
+            PrepareError::MemoryExceeded { .. } => ("memory_exceeded", "messages".to_owned()),
             PrepareError::Field { field, .. } => ("invalid_value", field),
             PrepareError::Tokenize { .. } => ("tokenize_error", "messages".to_owned()),
         };
@@ -166,7 +170,7 @@ impl From<Failure> for ApiError {
     fn from(failure: Failure) -> Self {
         let message = failure.message;
         let unavailable = StatusCode::SERVICE_UNAVAILABLE;
-        match failure.reason {
+        let mut error = match failure.reason {
             FailureReason::EngineRestarted => {
                 Self::server(unavailable, "engine_restarted", message).retry(Duration::from_secs(1))
             }
@@ -180,7 +184,13 @@ impl From<Failure> for ApiError {
                 Self::invalid(StatusCode::REQUEST_TIMEOUT, "stream_stalled", message)
             }
             FailureReason::OutOfMemory => Self::server(unavailable, "insufficient_memory", message),
-        }
+            FailureReason::QueueTimeout => Self::server(unavailable, "queue_timeout", message),
+            FailureReason::DeadlineExceeded => {
+                Self::server(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", message)
+            }
+        };
+        error.retry_after = failure.retry_after.or(error.retry_after);
+        error
     }
 }
 

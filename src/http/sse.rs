@@ -185,7 +185,7 @@ pub fn usage_body(usage: Usage) -> UsageBody {
 
 /// The failure of a channel that closed without a last event.
 pub fn broken_off() -> Failure {
-    Failure { reason: FailureReason::RowFailed, message: "the answer broke off inside the server".into() }
+    Failure::new(FailureReason::RowFailed, "the answer broke off inside the server")
 }
 
 struct Body {

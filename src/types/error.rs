@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::ids::SequenceId;
+use super::size::ByteSize;
 
 /// A request that was not accepted. Nothing has been computed for it.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
@@ -37,6 +38,19 @@ pub enum Refusal {
         model: String,
         /// Why, without paths.
         message: String,
+    },
+    /// The queue is longer than the request is willing to wait.
+    #[error(
+        "about {:.1} s would pass before this request is computed, its timeout is {:.1} s; try again in {} s",
+        wait.as_secs_f64(), timeout.as_secs_f64(), retry_after.as_secs().max(1)
+    )]
+    WouldExpire {
+        /// Expected time in the queue.
+        wait: Duration,
+        /// What the request allows in all.
+        timeout: Duration,
+        /// When the queue is likely short enough.
+        retry_after: Duration,
     },
     /// The server is going down.
     #[error("the server is shutting down")]
@@ -93,6 +107,21 @@ pub enum PrepareError {
         least: u32,
         /// Tokens of the context; the prompt must be shorter.
         limit: u32,
+    },
+    /// The prompt fits the context, but not the memory for keys and values, even alone.
+    #[error(
+        "the prompt's {prompt} tokens need {need} of key-value memory with room to answer, there are {have}: \
+         shorten it to at most {most} tokens, or raise engine.kv_memory_mib"
+    )]
+    MemoryExceeded {
+        /// Tokens of the prompt.
+        prompt: u32,
+        /// Bytes that it needs.
+        need: ByteSize,
+        /// Bytes there are in all.
+        have: ByteSize,
+        /// Tokens of the longest prompt that fits.
+        most: u32,
     },
     /// A field's value makes no sense for this model.
     #[error("{field}: {message}")]

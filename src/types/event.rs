@@ -46,6 +46,10 @@ pub enum FailureReason {
     StreamStalled,
     /// No memory for this row although it is alone.
     OutOfMemory,
+    /// Its time ran out while it waited; nothing was computed for it.
+    QueueTimeout,
+    /// Its time ran out while it was computed.
+    DeadlineExceeded,
 }
 
 /// The failed end of a request.
@@ -55,6 +59,15 @@ pub struct Failure {
     pub reason: FailureReason,
     /// One sentence for the client: no paths, no prompt text.
     pub message: String,
+    /// When trying again is sensible, where that is known better than from the reason.
+    pub retry_after: Option<Duration>,
+}
+
+impl Failure {
+    /// A failure without a word on when to try again.
+    pub fn new(reason: FailureReason, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into(), retry_after: None }
+    }
 }
 
 /// One event of a chat stream. Exactly one of `Done` and `Failed` comes, last.

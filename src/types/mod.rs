@@ -10,7 +10,9 @@ pub mod ids;
 pub mod request;
 pub mod sampling;
 pub mod size;
+pub mod terms;
 pub mod ticket;
+pub mod trace;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::{EngineError, LoadError, PrepareError, Refusal};
@@ -19,4 +21,6 @@ pub use ids::{Epoch, RequestId, SequenceId, TokenId};
 pub use request::{ChatMessage, ChatRequest, ClientId, PreparedPrompt, Role, StopRules, ToolCall};
 pub use sampling::{Range, SamplingOptions, SamplingParams};
 pub use size::ByteSize;
+pub use terms::{Priority, Terms};
 pub use ticket::{LiveCount, Ticket, TicketOffice};
+pub use trace::{Trace, TraceEvent, TraceValue};

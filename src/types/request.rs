@@ -1,12 +1,15 @@
 //! A chat request as validated at the edge, and as prepared for the engine.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 
 use super::error::PrepareError;
 use super::ids::TokenId;
 use super::sampling::{SamplingOptions, SamplingParams};
+use super::terms::Priority;
+use super::trace::Trace;
 
 /// Who speaks in a [`ChatMessage`]. The wire's `developer` is `System`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -104,6 +107,12 @@ pub struct ChatRequest {
     pub ignore_eos: bool,
     /// For fairness and logs.
     pub client: ClientId,
+    /// How urgent it is.
+    pub priority: Priority,
+    /// Given up so long after it was accepted; `None` = never.
+    pub timeout: Option<Duration>,
+    /// Where its way is recorded; `None`: the gateway begins a trace, whose id is the request's.
+    pub trace: Option<Trace>,
 }
 
 impl ChatRequest {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::ids::RequestId;
+use super::trace::Trace;
 
 /// How many tickets are out, and a way to wait until none is.
 #[derive(Clone, Debug, Default)]
@@ -83,7 +84,8 @@ impl TicketOffice {
     /// A ticket, or `None` when all are out. Never waits.
     pub fn try_take(&self, id: RequestId, accepted: Duration) -> Option<Ticket> {
         let permit = Arc::clone(&self.places).try_acquire_owned().ok()?;
-        Some(Ticket { id, accepted, _live: self.live.enter(), _permit: permit })
+        let trace = Trace::new(id, accepted);
+        Some(Ticket { id, accepted, trace, _live: self.live.enter(), _permit: permit })
     }
 
     /// All tickets there are.
@@ -105,6 +107,8 @@ pub struct Ticket {
     pub id: RequestId,
     /// When it was taken, on the clock's scale.
     pub accepted: Duration,
+    /// What is recorded of its way.
+    pub trace: Trace,
     // Fields drop in order: the count goes down before the place is free, so
     // the count never exceeds the places.
     _live: LiveGuard,

@@ -285,17 +285,15 @@ pub(crate) fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
 }
 
 pub(crate) fn engine_failed() -> Failure {
-    Failure {
-        reason: FailureReason::EngineRestarted,
-        message:
-            "the engine failed while this answer was computed and is being restarted; send the request again"
-                .into(),
-    }
+    Failure::new(
+        FailureReason::EngineRestarted,
+        "the engine failed while this answer was computed and is being restarted; send the request again",
+    )
 }
 
 fn stalled() -> Failure {
-    Failure {
-        reason: FailureReason::StreamStalled,
-        message: "the client read nothing for too long, so the answer was given up".into(),
-    }
+    Failure::new(
+        FailureReason::StreamStalled,
+        "the client read nothing for too long, so the answer was given up",
+    )
 }

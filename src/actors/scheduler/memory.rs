@@ -203,7 +203,7 @@ impl Core {
             "the prompt's {} tokens need more key-value memory than there is: shorten it",
             row.prompt_tokens
         );
-        self.leave(row, End::Failed(Failure { reason: FailureReason::OutOfMemory, message }));
+        self.leave(row, End::Failed(Failure::new(FailureReason::OutOfMemory, message)));
     }
 
     /// Keeps the row's sequence for later prompts, or closes it.

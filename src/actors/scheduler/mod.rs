@@ -225,10 +225,10 @@ impl BatchScheduler {
         self.phase = Phase::Failed(message.clone());
         // No loop runs any more: that is a failure, which health tells, and not a hang.
         self.core.rest();
-        self.core.fail_all(&Failure {
-            reason: FailureReason::EngineRestarted,
-            message: "the engine could not be brought up again".into(),
-        });
+        self.core.fail_all(&Failure::new(
+            FailureReason::EngineRestarted,
+            "the engine could not be brought up again",
+        ));
         self.report(EngineCondition::Failed { message });
     }
 
@@ -331,10 +331,10 @@ impl Handler<Drain> for BatchScheduler {
     /// The gateway has waited already: what is still here ends now.
     fn handle(&mut self, _: Drain, _: &mut Self::Context) -> Self::Result {
         self.draining = true;
-        let failure = Failure {
-            reason: FailureReason::ShuttingDown,
-            message: "the server is shutting down; send the request again later".into(),
-        };
+        let failure = Failure::new(
+            FailureReason::ShuttingDown,
+            "the server is shutting down; send the request again later",
+        );
         let ended = catch_unwind(AssertUnwindSafe(|| self.core.fail_all(&failure)));
         if let Err(payload) = ended {
             let message = panic_message(&*payload);

@@ -182,7 +182,7 @@ impl Core {
             EngineError::NotANumber | EngineError::KvFull { .. } => error.to_string(),
             _ => "this request could not be computed".to_owned(),
         };
-        self.leave(row, End::Failed(Failure { reason, message }));
+        self.leave(row, End::Failed(Failure::new(reason, message)));
     }
 }
 

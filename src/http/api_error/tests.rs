@@ -84,7 +84,7 @@ fn failures() {
         (FailureReason::OutOfMemory, "503 server_error insufficient_memory - retry=- should=false"),
     ];
     for (reason, expected) in table {
-        assert_eq!(row(Failure { reason, message: "why".into() }.into()), expected);
+        assert_eq!(row(Failure::new(reason, "why").into()), expected);
     }
 }
 

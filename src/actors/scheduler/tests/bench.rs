@@ -17,7 +17,7 @@ use crate::model::fake::{FakeModel, Script};
 use crate::observe::Gauges;
 use crate::types::{
     ChatEvent, Clock, Epoch, FinishReason, LiveCount, ManualClock, PreparedPrompt, Refusal, RequestId,
-    SamplingParams, StopRules, TicketOffice, TokenId, Usage,
+    SamplingParams, StopRules, Terms, TicketOffice, TokenId, Usage,
 };
 
 pub(super) struct Client {
@@ -112,7 +112,7 @@ impl Bench {
             stop: StopRules { strings: ask.stop.clone(), tokens: vec![TokenId(257)] },
             max_new_tokens: ask.max_new,
         };
-        self.core.enqueue(Admit { ticket, prompt, events })?;
+        self.core.enqueue(Admit { ticket, terms: Terms::default(), prompt, events })?;
         self.clients.push(Client { rx: Some(rx), text: String::new(), ends: Vec::new() });
         Ok(number)
     }
