@@ -86,7 +86,7 @@ mod tests {
         let mut named = NamedClient::default();
         let peer = Some(IpAddr::from([10, 0, 0, 7]));
         let who = |headers: &HeaderMap, named: &NamedClient| identity(headers, named, peer).0;
-        let mut set = |headers: &mut HeaderMap, name: &'static str, value: &'static str| {
+        let set = |headers: &mut HeaderMap, name: &'static str, value: &'static str| {
             headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
         };
         assert_eq!(identity(&headers, &named, None).0, "unix");
