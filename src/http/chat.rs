@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use actix_web::http::header::{self, HeaderName};
+use actix_web::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder, ResponseError, web};
 
 use super::api_error::ApiError;
@@ -15,8 +15,9 @@ use super::body::read_json;
 use super::chat_request::read_chat;
 use super::client::client_id;
 use super::completion_request::read_completion;
-use super::edge::REQUEST_ID;
+use super::identity::{Identity, REQUEST_ID};
 use super::options::Call;
+use super::recorder::Recorder;
 use super::sse::{self, AnswerWriter, Surface, broken_off};
 use super::state::State;
 use crate::actors::ChatStream;
@@ -24,6 +25,8 @@ use crate::types::{ChatEvent, Failure};
 
 /// The seed in use: with it, the same request gives the same answer.
 const SEED: HeaderName = HeaderName::from_static("x-greenroom-seed");
+/// Where the time of an answer went, in the browsers' form.
+const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 /// Longest text of a `Warning` header, bytes.
 const MAX_WARNING: usize = 1024;
 /// Longest name of a field in it, bytes.
@@ -34,9 +37,8 @@ pub(super) async fn chat(
     request: HttpRequest,
     payload: web::Payload,
     state: web::Data<State>,
-) -> Result<HttpResponse, ApiError> {
-    let body = read_json(&request, payload, &state).await?;
-    answer(&request, read_chat(body)?, &state, Surface::Chat).await
+) -> HttpResponse {
+    answer(&request, payload, &state, Surface::Chat).await
 }
 
 /// Goes on from a text.
@@ -44,18 +46,57 @@ pub(super) async fn text(
     request: HttpRequest,
     payload: web::Payload,
     state: web::Data<State>,
-) -> Result<HttpResponse, ApiError> {
-    let body = read_json(&request, payload, &state).await?;
-    answer(&request, read_completion(body)?, &state, Surface::Text).await
+) -> HttpResponse {
+    answer(&request, payload, &state, Surface::Text).await
 }
 
 async fn answer(
     request: &HttpRequest,
-    mut call: Call,
+    payload: web::Payload,
     state: &State,
     surface: Surface,
-) -> Result<HttpResponse, ApiError> {
+) -> HttpResponse {
+    let recorder = Recorder::begin(request, state, surface.route());
+    let opened = open(request, payload, state, surface, &recorder).await;
+    let (call, chat, writer) = match opened {
+        Ok(opened) => opened,
+        Err(error) => {
+            recorder.refused(&error);
+            let mut response = error.error_response();
+            add_timing(response.headers_mut(), &recorder.server_timing(None));
+            return response;
+        }
+    };
+    let mut response = HttpResponse::Ok();
+    add_headers(&mut response, &Identity::of(request, state), &call, &chat);
+    if !call.stream {
+        return whole(response, chat, writer, recorder).await;
+    }
+    let heartbeat = Duration::from_secs(state.config.heartbeat_s);
+    response
+        .insert_header((header::CONTENT_TYPE, "text/event-stream; charset=utf-8"))
+        .insert_header((header::CACHE_CONTROL, "no-cache"))
+        // A proxy in front would otherwise collect the events.
+        .insert_header((HeaderName::from_static("x-accel-buffering"), "no"));
+    response.streaming(sse::body(writer, chat.events, heartbeat, recorder))
+}
+
+/// Reads the request and has it accepted.
+async fn open(
+    request: &HttpRequest,
+    payload: web::Payload,
+    state: &State,
+    surface: Surface,
+    recorder: &Recorder,
+) -> Result<(Call, ChatStream, AnswerWriter), ApiError> {
+    let call = read_json(request, payload, state).await.and_then(|body| match surface {
+        Surface::Chat => read_chat(body),
+        Surface::Text => read_completion(body),
+    });
+    recorder.parsed();
+    let mut call = call?;
     call.request.client = client_id(request, &call.client);
+    call.request.trace = Some(recorder.trace().clone());
     let service_tier = call.terms.settle(request.headers(), &mut call.request)?;
     let chat = state.handles.chat(std::mem::take(&mut call.request)).await.map_err(|refusal| {
         let mut error = ApiError::from(refusal);
@@ -73,25 +114,21 @@ async fn answer(
         service_tier,
         include_usage: call.include_usage,
     };
-    let mut response = HttpResponse::Ok();
-    add_headers(&mut response, &call, &chat);
-    if !call.stream {
-        return Ok(whole(response, chat, writer).await);
-    }
-    let heartbeat = Duration::from_secs(state.config.heartbeat_s);
-    response
-        .insert_header((header::CONTENT_TYPE, "text/event-stream; charset=utf-8"))
-        .insert_header((header::CACHE_CONTROL, "no-cache"))
-        // A proxy in front would otherwise collect the events.
-        .insert_header((HeaderName::from_static("x-accel-buffering"), "no"));
-    Ok(response.streaming(sse::body(writer, chat.events, heartbeat)))
+    Ok((call, chat, writer))
 }
 
-fn add_headers(response: &mut HttpResponseBuilder, call: &Call, chat: &ChatStream) {
-    response.insert_header((REQUEST_ID, chat.id.to_string()));
+fn add_headers(response: &mut HttpResponseBuilder, identity: &Identity, call: &Call, chat: &ChatStream) {
+    response.insert_header((REQUEST_ID, identity.header()));
     response.insert_header((SEED, chat.seed.to_string()));
     if !call.unknown.is_empty() {
         response.insert_header((header::WARNING, warning(&call.unknown)));
+    }
+}
+
+fn add_timing(headers: &mut HeaderMap, timing: &str) {
+    // Names and numbers of ours: always a value.
+    if let Ok(value) = HeaderValue::from_str(timing) {
+        headers.insert(SERVER_TIMING, value);
     }
 }
 
@@ -123,19 +160,27 @@ async fn whole(
     mut response: HttpResponseBuilder,
     mut chat: ChatStream,
     writer: AnswerWriter,
+    mut recorder: Recorder,
 ) -> HttpResponse {
     let mut content = String::new();
-    loop {
-        let event = chat.events.recv().await.unwrap_or_else(|| ChatEvent::Failed(broken_off()));
-        match event {
+    let end = loop {
+        match chat.events.recv().await.unwrap_or_else(|| ChatEvent::Failed(broken_off())) {
             ChatEvent::Text(text) => content.push_str(&text),
-            ChatEvent::Failed(failure) => return failed(&mut response, failure),
-            ChatEvent::Done { finish, usage, .. } => {
-                let body = writer.whole(&content, finish, usage);
-                return response.content_type("application/json").body(body);
-            }
+            end => break end,
         }
-    }
+    };
+    recorder.ended(&end);
+    let (mut response, timings) = match end {
+        ChatEvent::Done { finish, usage, timings } => {
+            let body = writer.whole(&content, finish, usage);
+            (response.content_type("application/json").body(body), Some(timings))
+        }
+        ChatEvent::Failed(failure) => (failed(&mut response, failure), None),
+        // The loop above ends with a terminal event.
+        ChatEvent::Text(_) => (failed(&mut response, broken_off()), None),
+    };
+    add_timing(response.headers_mut(), &recorder.server_timing(timings));
+    response
 }
 
 /// An accepted request that failed: it keeps its id, by which its log line is found.

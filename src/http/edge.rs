@@ -3,28 +3,28 @@
 //! Runs as middleware, so that it holds for errors, streams and unknown paths
 //! alike.
 
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::Duration;
 
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use actix_web::http::{ConnectionType, Method, StatusCode};
 use actix_web::middleware::Next;
-use actix_web::{HttpResponse, ResponseError};
+use actix_web::{HttpMessage, HttpResponse, ResponseError};
 
 use super::api_error::ApiError;
 use super::guard::OriginVerdict;
+use super::identity::{Identity, REQUEST_ID};
 use super::state::State;
 use crate::observe::fields;
-use crate::types::{Refusal, RequestId};
+use crate::types::Refusal;
 
-/// A request's identity, in every response.
-pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const PRIVATE_NETWORK_ASKED: HeaderName = HeaderName::from_static("access-control-request-private-network");
 const PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-control-allow-private-network");
 const CORP: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 /// What scripts of listed pages may read besides the simple headers.
-const EXPOSED: &str = "x-request-id, x-greenroom-seed, retry-after, warning";
+const EXPOSED: &str = "x-request-id, x-greenroom-seed, retry-after, server-timing, warning";
 
 /// The middleware.
 pub(super) async fn around<B: MessageBody + 'static>(
@@ -32,7 +32,9 @@ pub(super) async fn around<B: MessageBody + 'static>(
     request: ServiceRequest,
     next: Next<B>,
 ) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
-    let begun = Instant::now();
+    let clock = Arc::clone(state.handles.clock());
+    let identity = Identity::new(request.headers(), clock.now());
+    request.extensions_mut().insert(identity.clone());
     let origin = admit(&state, &request);
     let listed = matches!(origin, Ok(OriginVerdict::Listed));
     let origin_header = listed.then(|| request.headers().get(header::ORIGIN).cloned()).flatten();
@@ -54,7 +56,8 @@ pub(super) async fn around<B: MessageBody + 'static>(
     if let Some(origin) = origin_header {
         add_cors(response.headers_mut(), origin);
     }
-    finish(&mut response, begun);
+    let took = clock.now().saturating_sub(identity.begun);
+    finish(&mut response, &identity, took);
     Ok(response)
 }
 
@@ -121,37 +124,27 @@ fn add_cors(headers: &mut HeaderMap, origin: HeaderValue) {
 }
 
 /// Headers that every response has, and the log line of those that have no other.
-fn finish(response: &mut ServiceResponse<BoxBody>, begun: Instant) {
+fn finish(response: &mut ServiceResponse<BoxBody>, identity: &Identity, took: Duration) {
     let status = response.status();
     let headers = response.headers_mut();
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(CORP, HeaderValue::from_static("same-origin"));
     // An accepted chat brings its id, and writes its own line when it ends.
-    let accepted = headers.contains_key(REQUEST_ID);
-    if !accepted && let Ok(value) = HeaderValue::from_str(&fresh_id().to_string()) {
-        headers.insert(REQUEST_ID, value);
-    }
-    if accepted {
+    if headers.contains_key(REQUEST_ID) {
         return;
     }
-    let id = response.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default();
-    let ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+    headers.insert(REQUEST_ID, identity.header());
+    let ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
     let request = response.request();
     let (method, path, status) = (request.method(), request.path(), status.as_u16());
+    let (request_id, client_id) = (identity.id, identity.client_id.as_deref());
     // Probes come every few seconds for months.
     if PROBES.iter().any(|probe| path.ends_with(probe)) {
-        tracing::debug!(target: fields::REQUEST, request_id = id, %method, path, status, total_ms = ms, "http");
+        tracing::debug!(target: fields::REQUEST, %request_id, client_request_id = client_id, %method, path, status, total_ms = ms, "http");
     } else {
-        tracing::info!(target: fields::REQUEST, request_id = id, %method, path, status, total_ms = ms, "http");
+        tracing::info!(target: fields::REQUEST, %request_id, client_request_id = client_id, %method, path, status, total_ms = ms, "http");
     }
 }
 
 /// Routes that machines ask.
 const PROBES: [&str; 4] = ["/livez", "/readyz", "/health", "/metrics"];
-
-fn fresh_id() -> RequestId {
-    let mut bytes = [0; 16];
-    // Without randomness the id is zero: it only names a line in the log.
-    let _ = getrandom::fill(&mut bytes);
-    RequestId(u128::from_le_bytes(bytes))
-}

@@ -7,16 +7,17 @@ use actix_web::{HttpRequest, HttpResponse, Resource, ResponseError, Route, web};
 
 use super::api_error::ApiError;
 use super::state::State;
-use super::{audio, chat, edge, health, models, page};
+use super::{audio, chat, edge, health, models, page, requests};
 use crate::actors::Handles;
 use crate::config::HttpConfig;
 
 /// Every path of the API, for suggestions.
-const PATHS: [&str; 8] = [
+const PATHS: [&str; 9] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/models",
     "/v1/audio/transcriptions",
+    "/v1/requests",
     "/health",
     "/livez",
     "/readyz",
@@ -49,6 +50,16 @@ pub fn configure(
             .service(only_post("/v1/chat/completions", web::post().to(chat::chat)))
             .service(only_post("/v1/completions", web::post().to(chat::text)))
             .service(only_post("/v1/audio/transcriptions", web::post().to(audio::transcriptions)))
+            .service(only_get(
+                "/v1/requests",
+                || web::get().to(requests::list),
+                || web::head().to(requests::list),
+            ))
+            .service(only_get(
+                "/v1/requests/{id:.+}/trace",
+                || web::get().to(requests::trace),
+                || web::head().to(requests::trace),
+            ))
             .service(only_get("/health", || web::get().to(health::health), || web::head().to(health::health)))
             .service(only_get("/livez", || web::get().to(health::livez), || web::head().to(health::livez)))
             .service(only_get("/readyz", || web::get().to(health::readyz), || web::head().to(health::readyz)))

@@ -18,6 +18,7 @@ use super::api_error::ApiError;
 use super::dto::{
     AnswerMessage, Choice, ChunkChoice, Completion, Delta, PromptTokensDetails, TextChoice, UsageBody,
 };
+use super::recorder::Recorder;
 use crate::types::{ChatEvent, Failure, FailureReason, FinishReason, Usage};
 
 /// A comment: keeps the connection alive and is ignored by every client.
@@ -38,6 +39,14 @@ pub enum Surface {
 }
 
 impl Surface {
+    /// Its path.
+    pub fn route(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Text => "/v1/completions",
+        }
+    }
+
     /// What an answer's id begins with.
     pub fn prefix(self) -> &'static str {
         match self {
@@ -195,6 +204,7 @@ struct Body {
     writer: AnswerWriter,
     events: mpsc::Receiver<ChatEvent>,
     heartbeat: Duration,
+    recorder: Recorder,
     begun: bool,
     ended: bool,
 }
@@ -203,6 +213,7 @@ impl Body {
     async fn next(&mut self) -> Bytes {
         if !self.begun {
             self.begun = true;
+            self.recorder.written();
             return self.writer.role();
         }
         let Ok(event) = tokio::time::timeout(self.heartbeat, self.events.recv()).await else {
@@ -210,6 +221,11 @@ impl Body {
         };
         let event = event.unwrap_or_else(|| ChatEvent::Failed(broken_off()));
         self.ended = event.is_terminal();
+        if self.ended {
+            self.recorder.ended(&event);
+        } else {
+            self.recorder.written();
+        }
         match event {
             ChatEvent::Text(text) => self.writer.text(&text),
             ChatEvent::Done { finish, usage, .. } => self.writer.done(finish, usage),
@@ -219,14 +235,15 @@ impl Body {
 }
 
 /// The response's body. Dropping it drops the receiver, which cancels the request.
-pub fn body(
+pub(super) fn body(
     writer: AnswerWriter,
     events: mpsc::Receiver<ChatEvent>,
     heartbeat: Duration,
+    recorder: Recorder,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> {
     // A text has no role to begin with.
     let begun = writer.surface == Surface::Text;
-    let body = Body { writer, events, heartbeat, begun, ended: false };
+    let body = Body { writer, events, heartbeat, recorder, begun, ended: false };
     stream::unfold(body, |mut body| async move {
         if body.ended {
             return None;

@@ -1,9 +1,12 @@
 //! What a client's parser makes of the bytes.
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
 use serde_json::Value;
 
 use super::*;
+use crate::types::{Clock, ManualClock, RequestId, Trace};
 
 fn writer(include_usage: bool) -> AnswerWriter {
     let surface = Surface::Chat;
@@ -58,7 +61,10 @@ async fn silence_is_filled_with_comments_and_a_lost_sender_ends_the_stream() {
     use futures_util::StreamExt;
 
     let (tx, events) = mpsc::channel(4);
-    let mut stream = std::pin::pin!(body(writer(false), events, Duration::from_millis(1)));
+    let clock: Arc<dyn Clock> = Arc::new(ManualClock::new());
+    let trace = Trace::new(RequestId(1), clock.now());
+    let recorder = Recorder::new(trace.clone(), &clock);
+    let mut stream = std::pin::pin!(body(writer(false), events, Duration::from_millis(1), recorder));
     let role = stream.next().await.unwrap().unwrap();
     assert_eq!(parse(&role)["choices"][0]["delta"]["role"], "assistant");
     for _ in 0..3 {
@@ -69,4 +75,11 @@ async fn silence_is_filled_with_comments_and_a_lost_sender_ends_the_stream() {
     assert_eq!(parse(&stream.next().await.unwrap().unwrap())["choices"][0]["delta"]["content"], "x");
     assert_eq!(parse(&stream.next().await.unwrap().unwrap())["error"]["code"], "generation_failed");
     assert!(stream.next().await.is_none());
+    let phases: Vec<_> = trace.events().iter().map(|event| event.phase).collect();
+    assert_eq!(
+        phases,
+        ["response.first_write", "response.final_write"],
+        "nothing a token, nothing a comment"
+    );
+    assert_eq!(trace.outcome().map(|(outcome, _)| outcome), Some("failed"));
 }
