@@ -227,6 +227,8 @@ impl Ops for MlxOps {
     type Packed = MlxPacked;
     type Kv = MlxKv;
 
+    const SURVIVES_PANICS: bool = false;
+
     fn pack(config: &MlxConfig, parts: &[HostTensor<'_>]) -> Result<MlxPacked, LoadError> {
         MlxPacked::pack(config, parts)
     }
