@@ -12,7 +12,7 @@ use crate::types::{EngineError, Failure, FailureReason, Ticket};
 
 /// What a slice of a job came to.
 #[derive(Clone, PartialEq, Debug)]
-#[cfg_attr(not(test), allow(dead_code, reason = "its first jobs come with embeddings and media"))]
+#[allow(dead_code, reason = "its first jobs come with embeddings and media")]
 pub enum Slice {
     /// There is more to do.
     More,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::bench::{Ask, Bench, alone, seconds};
+use super::bench::{Ask, Bench, seconds};
 use crate::actors::scheduler::core::Progress;
 use crate::model::fake::Script;
 use crate::observe::Outcome;
