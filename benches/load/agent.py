@@ -3,9 +3,9 @@
 import threading
 import time
 
-from client import Ask, Call
+from client import CANCELLED, DONE, Ask, Call
 from figures import quantile, waits
-from server_pair import Shape
+from server_pair import Shape, check
 
 PERSON_PROMPT, PERSON_ANSWER = 60, 48
 AGENT_PROMPT, AGENT_OWN, AGENT_ANSWER = 600, 40, 64  # what all its requests begin with, what each goes on with
@@ -43,9 +43,8 @@ class Agent:
             stop.set()
             for thread in threads:
                 thread.join()
-        failed += [answer.error or answer.outcome for answer in alone + beside if answer.outcome != "done"]
-        if failed:
-            raise RuntimeError(f"{server.name}: {len(failed)} requests failed, the first one: {failed[0]}")
+        for answer in alone + beside + failed:
+            check(server, answer)
         pieces = sum(began < at <= began + took for answer in done for at in answer.times)
         figures = {"agent_rate": pieces / took}
         for when, answers in (("alone", alone), ("beside", beside)):
@@ -79,8 +78,8 @@ class Agent:
                 call.close()
             answer = call.join()
             done.append(answer)
-            if answer.outcome not in ("done", "cancelled"):
-                failed.append(answer.error or answer.outcome)
+            if answer.outcome not in (DONE, CANCELLED):
+                failed.append(answer)
                 return
 
     def lines(self, sides):

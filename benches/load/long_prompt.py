@@ -2,9 +2,9 @@
 
 import time
 
-from client import Ask, Call
+from client import CANCELLED, Ask, Call
 from figures import quantile, ratio, waits
-from server_pair import Shape
+from server_pair import Shape, check
 
 PROMPT = 100  # tokens before a stream
 SETTLED = 20  # pieces of a stream that are not counted: its own prompt was being computed beside others
@@ -62,7 +62,7 @@ class LongPrompt:
             before += [b - a for a, b in spans if b <= sent]
             during += [b - a for a, b in spans if b > sent and a < first]
             meanwhile += sum(sent < at <= first for at in times)
-        ended_early = sum(answer.outcome != "cancelled" for answer in answers)
+        ended_early = sum(answer.outcome != CANCELLED for answer in answers)
         before, during = waits(before), waits(during)
         return {
             "before_p50": before["p50"],
@@ -100,7 +100,3 @@ class LongPrompt:
             if any(values["streams_ended"]):
                 yield f"{side}: streams ended before they were closed"
 
-
-def check(server, answer):
-    if answer.outcome != "done":
-        raise RuntimeError(f"{server.name}: the long prompt ended as {answer.outcome}: {answer.error}")

@@ -3,8 +3,15 @@
 import sys
 from dataclasses import dataclass, field
 
+from client import DONE, Ask, Call
 from figures import quantile, ratio, rows
 from servers import Server, free_port
+
+
+def check(server, answer):
+    """Refuses an answer that is not whole."""
+    if answer.outcome != DONE:
+        raise RuntimeError(f"{server.name}: a request ended as {answer.outcome}: {answer.error}")
 
 
 @dataclass(frozen=True)
@@ -35,22 +42,27 @@ class Sides:
                 server = Server(peer.name, launch, port)
                 up.append(server)
                 server.wait()
+                # The first request of all finds memory untouched.
+                self.asked(server, lambda: check(server, Call(server.url, Ask("Hello there, how are you?", 8)).run()))
                 server.stop()
             for turn in range(rounds):
                 for server, values in zip(up, self.values):
                     print(f"load: {scenario.name}, round {turn + 1} of {rounds}, {server.name}", file=sys.stderr)
                     server.go()
-                    try:
-                        found = scenario.run(server)
-                    except RuntimeError as error:
-                        sys.exit(f"load: {error}\n{server.said()}")
-                    for key, value in found.items():
+                    for key, value in self.asked(server, lambda: scenario.run(server)).items():
                         values.setdefault(key, []).append(value)
                     server.stop()
         finally:
             for server in up:
                 server.end()
         return self
+
+    @staticmethod
+    def asked(server, run):
+        try:
+            return run()
+        except RuntimeError as error:
+            sys.exit(f"load: {error}\n{server.said()}")
 
     def median(self, side, key):
         return quantile(self.values[side].get(key, []), 0.5)
