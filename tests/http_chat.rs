@@ -136,7 +136,6 @@ fn what_is_known_and_not_supported_is_refused_by_name() {
         ("store", json!(true)),
         ("functions", json!([{"name": "f"}])),
         ("function_call", json!({"name": "f"})),
-        ("service_tier", json!("flex")),
         ("guided_json", json!({})),
         ("grammar", json!("root ::= x")),
         ("continue_final_message", json!(true)),

@@ -16,19 +16,18 @@ use crate::actors::messages::{
     Admit, ChatStream, Drain, Drained, EngineCondition, EngineState, Halt, OpenChat, Prepare, Prepared,
 };
 use crate::actors::preparation::PreparationExecutor;
+use crate::actors::retry::RetryAdvice;
 use crate::actors::scheduler::BatchScheduler;
 use crate::actors::status::{Board, ModelState};
 use crate::actors::stream::{EVENT_SLOTS, channel};
 use crate::model::text::TextModel;
 use crate::observe::{Gauges, Outcome};
-use crate::types::{ChatRequest, Clock, Epoch, LiveCount, Refusal, RequestId, Terms, TicketOffice};
+use crate::types::{
+    ChatRequest, Clock, Epoch, LiveCount, Refusal, RequestId, Terms, TicketOffice, Trace, TraceRing,
+};
 
 /// What a client is told to wait for a model that is being loaded.
 const LOADING_RETRY: Duration = Duration::from_secs(2);
-/// What it is told before any request was finished.
-const FIRST_RETRY: Duration = Duration::from_secs(2);
-/// No client is told to wait longer.
-const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
 /// A model as the gateway knows it.
 pub(crate) struct Served {
@@ -59,6 +58,8 @@ pub(crate) struct Gateway {
     pub(crate) board: Arc<Board>,
     pub(crate) gauges: Arc<Gauges>,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) traces: Arc<TraceRing>,
+    pub(crate) retry: RetryAdvice,
 }
 
 /// An accepted request on its way to its model.
@@ -70,40 +71,62 @@ struct Opening {
     preparation: Addr<PreparationExecutor>,
     scheduler: Addr<BatchScheduler>,
     gauges: Arc<Gauges>,
+    trace: Trace,
+    clock: Arc<dyn Clock>,
 }
 
 /// Reply of [`OpenChat`]: a refusal at once, or what comes of the opening.
 pub(crate) struct Opened(Result<Box<Opening>, Refusal>);
 
 impl Gateway {
-    fn begin(&self, request: ChatRequest) -> Result<Opening, Refusal> {
+    fn begin(&mut self, mut request: ChatRequest) -> Result<Opening, Refusal> {
+        let (id, seed) = draw()?;
+        let now = self.clock.now();
+        let trace = request.trace.take().unwrap_or_else(|| Trace::new(id, now));
+        self.traces.insert(&trace);
+        self.accept(request, &trace, seed, now).inspect_err(|_| trace.finish(Outcome::Refused.as_str(), now))
+    }
+
+    fn accept(
+        &mut self,
+        request: ChatRequest,
+        trace: &Trace,
+        seed: u64,
+        now: Duration,
+    ) -> Result<Opening, Refusal> {
         if self.board.is_draining() {
             return Err(Refusal::Draining);
         }
         let served = self.find(request.model.as_deref())?;
         let text = ready_text(served)?;
-        let (id, seed) = draw()?;
-        let mut ticket = self
-            .tickets
-            .try_take(id, self.clock.now())
-            .ok_or_else(|| Refusal::Busy { retry_after: self.retry_after() })?;
+        let (model, scheduler) = (served.id.clone(), served.scheduler.clone());
+        let context = self.context_limit.map_or(served.context, |limit| limit.min(served.context));
+        let id = trace.id();
+        let (live, freed) = (self.live.get(), self.gauges.left());
+        self.retry.note(now, live > self.max_rows, freed);
+        let Some(mut ticket) = self.tickets.try_take(id, now) else {
+            let average = self.gauges.request_average();
+            let retry_after = self.retry.refuse(&request.client, now, live, freed, average);
+            return Err(Refusal::Busy { retry_after });
+        };
+        self.retry.accept(&request.client);
         let terms = Terms {
             client: request.client.clone(),
             priority: request.priority,
             deadline: request.timeout.map(|timeout| ticket.accepted.saturating_add(timeout)),
         };
-        if let Some(trace) = &request.trace {
-            ticket.trace = trace.clone();
-        }
-        let context = self.context_limit.map_or(served.context, |limit| limit.min(served.context));
+        trace.begin_lasting("completion.total", now, &[("priority", terms.priority.as_str().into())]);
+        ticket.trace = trace.clone();
         Ok(Opening {
             id,
             terms,
             prepare: Prepare { ticket, request, text, context, seed, now: self.clock.wall() },
-            model: served.id.clone(),
+            model,
             preparation: self.preparation.clone(),
-            scheduler: served.scheduler.clone(),
+            scheduler,
             gauges: Arc::clone(&self.gauges),
+            trace: trace.clone(),
+            clock: Arc::clone(&self.clock),
         })
     }
 
@@ -116,13 +139,6 @@ impl Gateway {
             asked: asked.unwrap_or("default").to_owned(),
             known: self.models.iter().map(|model| model.id.clone()).collect(),
         })
-    }
-
-    /// With all places taken, one becomes free about every `average / rows`.
-    fn retry_after(&self) -> Duration {
-        let rows = u32::try_from(self.max_rows.max(1)).unwrap_or(u32::MAX);
-        let estimate = self.gauges.request_average().map_or(FIRST_RETRY, |average| average / rows);
-        estimate.clamp(Duration::from_secs(1), LONGEST_RETRY)
     }
 
     fn note(&mut self, report: EngineState) {
@@ -183,15 +199,21 @@ impl Opening {
         reply: &mut OneshotSender<Result<ChatStream, Refusal>>,
     ) -> Result<ChatStream, Refusal> {
         let created = self.prepare.now;
+        self.trace.begin("request.prompt_prepare", self.clock.now(), &[]);
         let prepared = tokio::select! {
             biased;
             () = reply.closed() => {
                 self.gauges.ended(Outcome::Cancelled);
+                self.trace.finish(Outcome::Cancelled.as_str(), self.clock.now());
                 // Nobody reads this reply.
                 return Err(Refusal::Draining);
             }
             prepared = self.preparation.send(self.prepare) => prepared,
         };
+        let tokens = prepared.as_ref().ok().and_then(|prepared| prepared.as_ref().ok()).map(prompt_tokens);
+        let known = tokens.map(|tokens| ("promptTokens", tokens.into()));
+        self.trace.end("request.prompt_prepare", self.clock.now(), known.as_slice());
+        let priority = self.terms.priority;
         let admitted = async {
             let Prepared { ticket, prompt } = prepared.map_err(gone)??;
             let (events, receiver) = channel(EVENT_SLOTS);
@@ -199,7 +221,7 @@ impl Opening {
                 id: self.id,
                 model: self.model,
                 created,
-                prompt_tokens: u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX),
+                prompt_tokens: tokens.unwrap_or_default(),
                 seed: prompt.sampling.seed,
                 events: receiver,
             };
@@ -209,8 +231,35 @@ impl Opening {
                 .map_err(gone)??;
             Ok(stream)
         };
-        admitted.await.inspect_err(|_| self.gauges.ended(Outcome::Refused))
+        let admitted = admitted.await;
+        match &admitted {
+            Ok(_) => self.gauges.admitted.up(priority.as_str()),
+            Err(refusal) => {
+                count(&self.gauges, refusal);
+                self.trace.finish(Outcome::Refused.as_str(), self.clock.now());
+            }
+        }
+        admitted
     }
+}
+
+/// Counts a refusal and why.
+fn count(gauges: &Gauges, refusal: &Refusal) {
+    gauges.ended(Outcome::Refused);
+    gauges.refusals.up(match refusal {
+        Refusal::UnknownModel { .. } => "unknown_model",
+        Refusal::Busy { .. } => "busy",
+        Refusal::Loading { .. } => "loading",
+        Refusal::EngineFailed { .. } => "engine_failed",
+        Refusal::WouldExpire { .. } => "would_expire",
+        Refusal::Draining => "draining",
+        Refusal::Prepare(_) => "prompt",
+        Refusal::NotAvailable { .. } | Refusal::Internal { .. } => "internal",
+    });
+}
+
+fn prompt_tokens(prepared: &Prepared) -> u32 {
+    u32::try_from(prepared.prompt.tokens.len()).unwrap_or(u32::MAX)
 }
 
 /// An actor that is not there: its arbiter is stopping.
@@ -246,7 +295,7 @@ impl Handler<OpenChat> for Gateway {
     type Result = Opened;
 
     fn handle(&mut self, open: OpenChat, _: &mut Self::Context) -> Self::Result {
-        let opening = self.begin(open.request).inspect_err(|_| self.gauges.ended(Outcome::Refused));
+        let opening = self.begin(open.request).inspect_err(|refusal| count(&self.gauges, refusal));
         Opened(opening.map(Box::new))
     }
 }
@@ -318,6 +367,8 @@ mod tests {
             board: Arc::new(Board::new(&["fake".into()], clock.wall())),
             gauges: Arc::default(),
             clock: Arc::new(clock),
+            traces: Arc::new(TraceRing::new(4)),
+            retry: RetryAdvice::default(),
         }
     }
 
@@ -325,7 +376,7 @@ mod tests {
     fn a_job_whose_requester_left_keeps_its_place_until_it_is_skipped() {
         System::new().block_on(async {
             let (preparation, begin) = preparation();
-            let gateway = gateway(preparation);
+            let mut gateway = gateway(preparation);
             let request = ChatRequest {
                 messages: vec![ChatMessage::text(Role::User, "hello")],
                 ..ChatRequest::default()

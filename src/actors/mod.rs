@@ -28,6 +28,7 @@ pub(crate) mod loader;
 pub mod messages;
 pub(crate) mod preparation;
 pub(crate) mod prompt_cache;
+pub(crate) mod retry;
 pub(crate) mod scheduler;
 pub mod status;
 pub(crate) mod stream;

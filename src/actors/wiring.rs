@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use crate::actors::gateway::{Gateway, Served};
 use crate::actors::loader::Loader;
 use crate::actors::messages::{CacheStatistics, ChatStream, ClearCache, Drain, Halt, OpenChat, Transcribe};
+use crate::actors::retry::RetryAdvice;
 use crate::actors::scheduler::BatchScheduler;
 use crate::actors::scheduler::core::Settings;
 use crate::actors::scheduler::restart::RestartPolicy;
@@ -21,7 +22,7 @@ use crate::actors::threads::{ComputeActors, Threads};
 use crate::config::{Config, Problem};
 use crate::model::ModelSource;
 use crate::observe::{Gauges, Pulse, fields};
-use crate::types::{ChatRequest, Clock, LiveCount, Refusal, SystemClock, TicketOffice};
+use crate::types::{ChatRequest, Clock, LiveCount, Refusal, SystemClock, TicketOffice, TraceRing};
 
 /// How long a drain waits for requests that were in preparation at its deadline.
 const LAST_REFUSALS: Duration = Duration::from_secs(1);
@@ -108,6 +109,7 @@ impl GreenroomBuilder {
         let pulses = compute.pulses();
         let addresses = threads.start_actors(compute).await?;
         let max_rows = self.config.scheduler.max_rows.max(1);
+        let traces = Arc::new(TraceRing::new(self.config.trace.ring));
         let open_chat = gateway.address();
         let gateway = gateway.run(Gateway {
             models: ids
@@ -126,6 +128,8 @@ impl GreenroomBuilder {
             board: Arc::clone(&board),
             gauges: Arc::clone(&gauges),
             clock: Arc::clone(&self.clock),
+            traces: Arc::clone(&traces),
+            retry: RetryAdvice::default(),
         });
         let handles = Handles {
             open_chat: open_chat.recipient(),
@@ -136,6 +140,7 @@ impl GreenroomBuilder {
             gauges,
             pulses,
             clock: self.clock,
+            traces,
         };
         Ok(Greenroom { handles, gateway, schedulers: addresses.schedulers, live, threads })
     }
@@ -274,6 +279,7 @@ pub struct Handles {
     gauges: Arc<Gauges>,
     pulses: Vec<Arc<Pulse>>,
     clock: Arc<dyn Clock>,
+    traces: Arc<TraceRing>,
 }
 
 impl Handles {
@@ -339,6 +345,16 @@ impl Handles {
     /// Gauges and counters; their text is [`Gauges::render`].
     pub fn gauges(&self) -> &Arc<Gauges> {
         &self.gauges
+    }
+
+    /// Traces of the latest requests.
+    pub fn traces(&self) -> &Arc<TraceRing> {
+        &self.traces
+    }
+
+    /// The clock of all times of this instance.
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
     }
 
     /// Time since a step loop that has work last moved; `None` when all are idle.

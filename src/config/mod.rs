@@ -36,6 +36,8 @@ pub struct Config {
     pub sampling: SamplingConfig,
     /// Logs.
     pub log: LogConfig,
+    /// Traces of requests.
+    pub trace: TraceConfig,
 }
 
 /// Listeners and limits of the HTTP side.
@@ -274,6 +276,21 @@ pub struct LogConfig {
 impl Default for LogConfig {
     fn default() -> Self {
         Self { format: LogFormat::Text, level: "info".into() }
+    }
+}
+
+/// Traces of requests.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct TraceConfig {
+    /// How many are kept to be asked for; 0 = none.
+    pub ring: usize,
+}
+
+impl Default for TraceConfig {
+    fn default() -> Self {
+        Self { ring: 256 }
     }
 }
 

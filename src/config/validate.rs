@@ -117,6 +117,7 @@ impl Config {
         check.within("scheduler.hang_timeout_s", scheduler.hang_timeout_s, 1, 86_400);
         check.within("scheduler.stall_timeout_s", scheduler.stall_timeout_s, 1, 86_400);
         check.within("cache.max_entries", self.cache.max_entries, 0, 1 << 20);
+        check.within("trace.ring", self.trace.ring, 0, 4096);
     }
 
     fn check_sampling(&self, check: &mut Check) {

@@ -55,7 +55,8 @@ async fn answer(
     state: &State,
     surface: Surface,
 ) -> Result<HttpResponse, ApiError> {
-    call.request.client = client_id(request, call.user.as_deref());
+    call.request.client = client_id(request, &call.client);
+    let service_tier = call.terms.settle(request.headers(), &mut call.request)?;
     let chat = state.handles.chat(std::mem::take(&mut call.request)).await.map_err(|refusal| {
         let mut error = ApiError::from(refusal);
         // What is wrong with the prompt as a whole is said of the field that holds it here.
@@ -69,6 +70,7 @@ async fn answer(
         id: format!("{}-{}", surface.prefix(), chat.id),
         created: unix_seconds(chat.created),
         model: chat.model.clone(),
+        service_tier,
         include_usage: call.include_usage,
     };
     let mut response = HttpResponse::Ok();

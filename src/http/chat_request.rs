@@ -7,9 +7,11 @@
 use serde_json::{Map, Value};
 
 use super::api_error::ApiError;
+use super::client::NamedClient;
 use super::fields::{Fields, View};
 use super::messages::{read_messages, short};
 use super::options::{self, Call};
+use super::terms::AskedTerms;
 use crate::types::ChatRequest;
 
 /// Values of `reasoning_effort`.
@@ -43,7 +45,8 @@ pub fn read_chat(body: Value) -> Result<Call, ApiError> {
     let tools = read_tools(&mut body)?;
     let older = body.count("max_tokens", 1)?;
     let max_tokens = body.count("max_completion_tokens", 1)?.or(older);
-    let user = body.string("user")?;
+    let client = NamedClient::read(&mut body)?;
+    let terms = AskedTerms::read(&mut body)?;
     let request = ChatRequest {
         model: body.string("model")?,
         messages,
@@ -56,7 +59,7 @@ pub fn read_chat(body: Value) -> Result<Call, ApiError> {
         ..ChatRequest::default()
     };
     body.unknown(&mut unknown);
-    Ok(Call { request, stream, include_usage, user, unknown })
+    Ok(Call { request, stream, include_usage, client, terms, unknown })
 }
 
 /// Refuses what only chat has and is not supported, unless its value asks for nothing.

@@ -7,8 +7,10 @@
 use serde_json::Value;
 
 use super::api_error::ApiError;
+use super::client::NamedClient;
 use super::fields::{Fields, wrong_type};
 use super::options::{self, Call};
+use super::terms::AskedTerms;
 use crate::types::ChatRequest;
 
 /// OpenAI's default: a base model seldom ends by itself.
@@ -35,7 +37,8 @@ pub fn read_completion(body: Value) -> Result<Call, ApiError> {
     let include_usage = options::read_stream_options(&mut body, &mut unknown)?;
     let older = body.count("max_tokens", 1)?;
     let max_tokens = body.count("max_completion_tokens", 1)?.or(older).unwrap_or(MAX_TOKENS);
-    let user = body.string("user")?;
+    let client = NamedClient::read(&mut body)?;
+    let terms = AskedTerms::read(&mut body)?;
     let request = ChatRequest {
         model: body.string("model")?,
         prompt: Some(read_prompt(&mut body)?),
@@ -46,7 +49,7 @@ pub fn read_completion(body: Value) -> Result<Call, ApiError> {
         ..ChatRequest::default()
     };
     body.unknown(&mut unknown);
-    Ok(Call { request, stream, include_usage, user, unknown })
+    Ok(Call { request, stream, include_usage, client, terms, unknown })
 }
 
 /// One text, or a list that holds one.

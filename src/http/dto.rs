@@ -34,6 +34,9 @@ pub struct Completion<'a, C> {
     pub created: u64,
     /// Who answers.
     pub model: &'a str,
+    /// The tier in use, where the request named one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service_tier: Option<&'static str>,
     /// Which build answers.
     pub system_fingerprint: &'static str,
     /// One, or none in a stream's usage chunk.

@@ -27,6 +27,7 @@ mod page;
 mod routes;
 mod sse;
 mod state;
+mod terms;
 
 pub use front::{HttpFront, Listeners, Serving};
 pub use listen::ListenError;

@@ -4,8 +4,10 @@
 use serde_json::Value;
 
 use super::api_error::ApiError;
+use super::client::NamedClient;
 use super::fields::{Fields, number, wrong_type};
 use super::messages::short;
+use super::terms::AskedTerms;
 use crate::types::{ChatRequest, Range, SamplingOptions, TokenId};
 
 /// Most stop strings.
@@ -24,8 +26,10 @@ pub struct Call {
     pub stream: bool,
     /// A usage chunk at the end of a stream.
     pub include_usage: bool,
-    /// `user`, for fairness.
-    pub user: Option<String>,
+    /// Whose it is, as far as the body says so.
+    pub client: NamedClient,
+    /// How urgent it is and how long it may take, as far as the body says so.
+    pub terms: AskedTerms,
     /// Paths of fields that nobody knows.
     pub unknown: Vec<String>,
 }
@@ -37,16 +41,12 @@ pub(super) fn refuse_unsupported(body: &mut Fields) -> Result<(), ApiError> {
     let zero = |value: &Value| value.as_f64() == Some(0.0);
     let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
     let never = |_: &Value| false;
-    let said = |list: &'static [&'static str]| {
-        move |value: &Value| value.as_str().is_some_and(|text| list.contains(&text))
-    };
     body.unsupported("n", "only one answer a request is supported; send n requests", one)?;
     body.unsupported("best_of", "only one answer a request is supported", one)?;
     body.unsupported("response_format", "only {\"type\": \"text\"} is supported", |value| {
         value.get("type").and_then(Value::as_str) == Some("text")
     })?;
     body.unsupported("store", "answers are not stored; send false", off)?;
-    body.unsupported("service_tier", "there is one tier; send auto or default", said(&["auto", "default"]))?;
     body.unsupported("echo", "repeating the prompt is not supported", off)?;
     body.unsupported("use_beam_search", "beam search is not supported", off)?;
     body.unsupported("min_tokens", "a least length is not supported", zero)?;
@@ -64,7 +64,7 @@ pub(super) fn refuse_unsupported(body: &mut Fields) -> Result<(), ApiError> {
     }
     // These are hints or labels: right to accept, nothing to do.
     body.object("metadata")?;
-    for name in ["prompt_cache_key", "prompt_cache_retention", "safety_identifier"] {
+    for name in ["prompt_cache_retention", "safety_identifier"] {
         body.string(name)?;
     }
     Ok(())

@@ -58,6 +58,8 @@ pub struct AnswerWriter {
     pub created: u64,
     /// Who answers.
     pub model: String,
+    /// On what terms it was served, where the request named a tier.
+    pub service_tier: Option<&'static str>,
     /// Whether a stream's usage chunk was asked for.
     pub include_usage: bool,
 }
@@ -143,6 +145,7 @@ impl AnswerWriter {
             object,
             created: self.created,
             model: &self.model,
+            service_tier: self.service_tier,
             system_fingerprint: FINGERPRINT,
             choices,
             usage,

@@ -9,6 +9,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::tally::{Admitted, Refusals, Tally};
+
 /// Only goes up.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
@@ -123,6 +125,10 @@ pub struct Gauges {
     pub proposed_right_tokens: Counter,
     /// Requests by outcome, in the order of [`Outcome::ALL`].
     requests: [Counter; Outcome::ALL.len()],
+    /// Requests that were admitted, by their priority.
+    pub admitted: Admitted,
+    /// Requests that were not accepted, by the reason.
+    pub refusals: Refusals,
     /// Rows whose memory was taken away to be computed again later.
     pub preemptions: Counter,
     /// Rows that had to give their place to others for a while.
@@ -182,6 +188,13 @@ impl Gauges {
         self.requests.get(outcome as usize).map_or(0, Counter::get)
     }
 
+    /// Requests that held a place and have left it, whatever became of them; those whose
+    /// prompt was refused are not counted, and leave fast.
+    pub fn left(&self) -> u64 {
+        let all = Outcome::ALL.into_iter().filter(|outcome| *outcome != Outcome::Refused);
+        all.map(|outcome| self.requests(outcome)).sum()
+    }
+
     /// Records how long a finished request took, for the retry time of refused ones.
     pub fn request_took(&self, took: Duration) {
         self.request_seconds.record(took);
@@ -211,6 +224,8 @@ impl Gauges {
             let _infallible =
                 writeln!(out, "greenroom_requests_total{{outcome=\"{}\"}} {value}", outcome.as_str());
         }
+        labelled(&mut out, "admitted_total", "Requests admitted, by priority.", "priority", &self.admitted);
+        labelled(&mut out, "refusals_total", "Requests refused, by reason.", "reason", &self.refusals);
         summary(&mut out, "step_seconds", "Time of steps.", &self.step_seconds);
         summary(&mut out, "request_seconds", "Time of finished requests.", &self.request_seconds);
         out
@@ -262,6 +277,13 @@ impl Gauges {
 
 fn metric(out: &mut String, name: &str, kind: &str, help: &str) {
     let _infallible = writeln!(out, "# HELP greenroom_{name} {help}\n# TYPE greenroom_{name} {kind}");
+}
+
+fn labelled(out: &mut String, name: &str, help: &str, label: &str, tally: &Tally) {
+    metric(out, name, "counter", help);
+    for (value, sum) in tally.all() {
+        let _infallible = writeln!(out, "greenroom_{name}{{{label}=\"{value}\"}} {sum}");
+    }
 }
 
 fn summary(out: &mut String, name: &str, help: &str, seconds: &Seconds) {

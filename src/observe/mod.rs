@@ -5,6 +5,8 @@
 pub mod fields;
 pub mod gauges;
 pub mod pulse;
+pub mod tally;
 
 pub use gauges::{Counter, Gauges, Level, Outcome, Seconds};
 pub use pulse::Pulse;
+pub use tally::Tally;

@@ -23,4 +23,4 @@ pub use sampling::{Range, SamplingOptions, SamplingParams};
 pub use size::ByteSize;
 pub use terms::{Priority, Terms};
 pub use ticket::{LiveCount, Ticket, TicketOffice};
-pub use trace::{Trace, TraceEvent, TraceValue};
+pub use trace::{Trace, TraceEvent, TraceOrigin, TraceRecord, TraceRing, TraceValue};

@@ -3,11 +3,23 @@
 //! Passed explicitly with the request, never ambient: rows of many requests interleave on
 //! one thread. Times are of the instance's monotonic clock. What is recorded is bounded
 //! and holds no text and no token ids: those are content.
+//!
+//! A finished trace is exported once ([`TARGET`]): at its end, or where the part that
+//! answers holds it, when that part lets it go, because the last bytes come after the end.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::ids::RequestId;
+
+mod export;
+mod record;
+mod ring;
+
+pub use export::TARGET;
+pub use record::{EventRecord, TraceRecord};
+pub use ring::TraceRing;
 
 /// Most events of a trace; later ones are counted and dropped.
 const MAX_EVENTS: usize = 512;
@@ -70,17 +82,42 @@ pub struct TraceEvent {
 /// Attributes of an event.
 pub type Attributes<'a> = &'a [(&'static str, TraceValue)];
 
-#[derive(Debug)]
+/// Where a request came from that came from outside the process.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TraceOrigin {
+    /// The client's own name for the request, if it gave one.
+    pub client_id: Option<String>,
+    /// The route that it took.
+    pub route: &'static str,
+}
+
+#[derive(Debug, Default)]
 struct Record {
     events: Vec<TraceEvent>,
     dropped: u64,
     outcome: Option<(&'static str, Duration)>,
+    /// The event that lasts until the request has ended.
+    lasting: Option<usize>,
+    held: bool,
+    exported: bool,
+}
+
+impl Record {
+    /// Whether it is the moment to export; says so once.
+    fn is_due(&mut self) -> bool {
+        let due = self.outcome.is_some() && !self.held && !self.exported;
+        self.exported |= due;
+        due
+    }
 }
 
 #[derive(Debug)]
 struct Shared {
     id: RequestId,
+    origin: Option<TraceOrigin>,
     started: Duration,
+    /// Whether a ring has it.
+    listed: AtomicBool,
     record: Mutex<Record>,
 }
 
@@ -100,13 +137,32 @@ impl PartialEq for Trace {
 impl Trace {
     /// An empty trace of a request that began at `started`.
     pub fn new(id: RequestId, started: Duration) -> Self {
-        let record = Record { events: Vec::new(), dropped: 0, outcome: None };
-        Self { shared: Arc::new(Shared { id, started, record: Mutex::new(record) }) }
+        Self::make(id, started, None)
+    }
+
+    /// The same, of a request from outside the process.
+    pub fn of(origin: TraceOrigin, id: RequestId, started: Duration) -> Self {
+        Self::make(id, started, Some(origin))
+    }
+
+    fn make(id: RequestId, started: Duration, origin: Option<TraceOrigin>) -> Self {
+        let (listed, record) = (AtomicBool::new(false), Mutex::default());
+        Self { shared: Arc::new(Shared { id, origin, started, listed, record }) }
     }
 
     /// Whose it is.
     pub fn id(&self) -> RequestId {
         self.shared.id
+    }
+
+    /// The client's own name for the request, if it gave one.
+    pub fn client_id(&self) -> Option<&str> {
+        self.shared.origin.as_ref()?.client_id.as_deref()
+    }
+
+    /// The route that it took; `None` where it came from inside the process.
+    pub fn route(&self) -> Option<&'static str> {
+        self.shared.origin.as_ref().map(|origin| origin.route)
     }
 
     /// When the request began, on the clock's scale.
@@ -129,6 +185,13 @@ impl Trace {
         self.add(TraceEvent { phase, start: at, end: None, attributes: attributes.to_vec() });
     }
 
+    /// A phase begins that ends with the request; only the last such one does.
+    pub fn begin_lasting(&self, phase: &'static str, at: Duration, attributes: Attributes<'_>) {
+        let mut record = self.lock();
+        let event = TraceEvent { phase, start: at, end: None, attributes: attributes.to_vec() };
+        record.lasting = push(&mut record, event).or(record.lasting);
+    }
+
     /// The latest open phase of this name ends; without one nothing happens.
     pub fn end(&self, phase: &'static str, at: Duration, attributes: Attributes<'_>) {
         let mut record = self.lock();
@@ -139,9 +202,39 @@ impl Trace {
         }
     }
 
-    /// The request has ended. Only the first end counts.
+    /// The request has ended. Only the first end counts. What is told of it later is still
+    /// recorded: the last bytes go out after the end.
     pub fn finish(&self, outcome: &'static str, at: Duration) {
-        self.lock().outcome.get_or_insert((outcome, at));
+        let mut record = self.lock();
+        if record.outcome.is_none() {
+            record.outcome = Some((outcome, at));
+            let lasting = record.lasting;
+            if let Some(event) = lasting.and_then(|index| record.events.get_mut(index)) {
+                event.end.get_or_insert(at);
+            }
+        }
+        let due = record.is_due();
+        drop(record);
+        if due {
+            export::emit(self, at);
+        }
+    }
+
+    /// Puts the export off until [`Trace::release`].
+    pub fn hold(&self) {
+        self.lock().held = true;
+    }
+
+    /// Nothing more will be told by the part that held it: a trace that has ended is exported
+    /// now, another one at its end.
+    pub fn release(&self, at: Duration) {
+        let mut record = self.lock();
+        record.held = false;
+        let due = record.is_due();
+        drop(record);
+        if due {
+            export::emit(self, at);
+        }
     }
 
     /// What was recorded so far, sorted by start.
@@ -162,16 +255,27 @@ impl Trace {
     }
 
     fn add(&self, event: TraceEvent) {
-        let mut record = self.lock();
-        if record.events.len() < MAX_EVENTS {
-            record.events.push(event);
-        } else {
-            record.dropped += 1;
-        }
+        push(&mut self.lock(), event);
+    }
+
+    /// Whether this call is the first to list it.
+    fn list(&self) -> bool {
+        !self.shared.listed.swap(true, Ordering::AcqRel)
     }
 
     fn lock(&self) -> MutexGuard<'_, Record> {
         self.shared.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Adds an event if there is room; says where it lies.
+fn push(record: &mut Record, event: TraceEvent) -> Option<usize> {
+    if record.events.len() < MAX_EVENTS {
+        record.events.push(event);
+        Some(record.events.len() - 1)
+    } else {
+        record.dropped += 1;
+        None
     }
 }
 

@@ -1,6 +1,7 @@
 //! The whole table, as clients see it. A change here is a change of the API.
 
 use super::*;
+use crate::types::ByteSize;
 
 /// `status type code param retry-after` of an error.
 fn row(error: ApiError) -> String {
@@ -41,6 +42,10 @@ fn refusals() {
             Refusal::EngineFailed { model: model(), message: message() },
             "503 server_error engine_failed - retry=- should=false",
         ),
+        (
+            Refusal::WouldExpire { wait: after, timeout: Duration::from_secs(1), retry_after: after },
+            "503 server_error queue_timeout - retry=3 should=-",
+        ),
         (Refusal::Draining, "503 server_error shutting_down - retry=5 should=-"),
         (
             Refusal::NotAvailable { message: message() },
@@ -63,6 +68,10 @@ fn preparation() {
         (PrepareError::PromptTooLong { least: 9, limit: 8 }, "context_length_exceeded messages"),
         (PrepareError::Field { field: "tools[0]".into(), message: message() }, "invalid_value tools[0]"),
         (PrepareError::Tokenize { message: message() }, "tokenize_error messages"),
+        (
+            PrepareError::MemoryExceeded { prompt: 9, need: ByteSize(4096), have: ByteSize(1024), most: 2 },
+            "memory_exceeded messages",
+        ),
     ];
     for (error, expected) in table {
         let expected = format!("400 invalid_request_error {expected} retry=- should=-");
@@ -82,9 +91,14 @@ fn failures() {
         (FailureReason::ShuttingDown, "503 server_error shutting_down - retry=5 should=-"),
         (FailureReason::StreamStalled, "408 invalid_request_error stream_stalled - retry=- should=-"),
         (FailureReason::OutOfMemory, "503 server_error insufficient_memory - retry=- should=false"),
+        (FailureReason::QueueTimeout, "503 server_error queue_timeout - retry=- should=false"),
+        (FailureReason::DeadlineExceeded, "504 server_error deadline_exceeded - retry=- should=false"),
     ];
     for (reason, expected) in table {
         assert_eq!(row(Failure::new(reason, "why").into()), expected);
+        // A failure that knows when to try again says so, whatever is usual for its kind.
+        let known = Failure { retry_after: Some(Duration::from_secs(9)), ..Failure::new(reason, "why") };
+        assert!(row(known.into()).ends_with(" retry=9 should=-"), "{reason:?}");
     }
 }
 

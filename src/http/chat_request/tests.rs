@@ -83,7 +83,7 @@ fn a_request_is_read_field_by_field() {
     .unwrap();
     let request = call.request;
     assert!(call.stream && request.ignore_eos && call.unknown.is_empty(), "{:?}", call.unknown);
-    assert_eq!((request.model.as_deref(), call.user.as_deref()), (Some("m"), Some("me")));
+    assert_eq!((request.model.as_deref(), call.client.user.as_deref()), (Some("m"), Some("me")));
     assert_eq!(request.messages[0].role, Role::System);
     assert_eq!(request.messages[1].name.as_deref(), Some("ann"));
     let assistant = &request.messages[2];

@@ -7,7 +7,15 @@ use super::*;
 
 fn writer(include_usage: bool) -> AnswerWriter {
     let surface = Surface::Chat;
-    AnswerWriter { surface, id: "chatcmpl-1".into(), created: 5, model: "m".into(), include_usage }
+    let service_tier = None;
+    AnswerWriter {
+        surface,
+        id: "chatcmpl-1".into(),
+        created: 5,
+        model: "m".into(),
+        service_tier,
+        include_usage,
+    }
 }
 
 /// The one event in these bytes.
