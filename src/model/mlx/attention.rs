@@ -238,9 +238,7 @@ impl Part {
             Tokens::Range(range) if range.len() == x.shape().first().map_or(0, |n| *n as usize) => {
                 Ok(x.clone())
             }
-            Tokens::Range(range) => {
-                x.try_index(dim(range.start)?..dim(range.end)?).map_err(device_error)
-            }
+            Tokens::Range(range) => x.try_index(dim(range.start)?..dim(range.end)?).map_err(device_error),
             Tokens::At(at) => take_axis(x, at, 0).map_err(device_error),
         }
     }
@@ -404,8 +402,9 @@ fn mask(
     let mut values = Vec::with_capacity(spans.len() * len * visible.len());
     for span in spans {
         match span {
-            Some((start, end)) => (*start..*end)
-                .for_each(|query| values.extend(visible.clone().map(|key| sees(query, key)))),
+            Some((start, end)) => {
+                (*start..*end).for_each(|query| values.extend(visible.clone().map(|key| sees(query, key))))
+            }
             None => values.resize(values.len() + len * visible.len(), true),
         }
     }

@@ -46,8 +46,8 @@ impl MlxKv {
         if self.bytes(capacity, 1) > self.free() {
             return Ok(None);
         }
-        let id = self.next;
-        self.next += 1;
+        let id = self.next_slab;
+        self.next_slab += 1;
         self.slabs.insert(id, Slab::new(self.shape, self.kind, capacity, 1)?);
         Ok(Some(id))
     }
@@ -69,12 +69,10 @@ impl MlxKv {
 
     /// Gives spare slots back where half of a slab or more is spare.
     fn trim(&mut self) -> Result<(), EngineError> {
-        let halved = |slab: &Slab| Some(slab.occupied().next_power_of_two()).filter(|n| *n < slab.slots.len());
-        let spare: Vec<(u64, usize, u32)> = self
-            .slabs
-            .iter()
-            .filter_map(|(id, slab)| Some((*id, halved(slab)?, slab.capacity)))
-            .collect();
+        let halved =
+            |slab: &Slab| Some(slab.occupied().next_power_of_two()).filter(|n| *n < slab.slots.len());
+        let spare: Vec<(u64, usize, u32)> =
+            self.slabs.iter().filter_map(|(id, slab)| Some((*id, halved(slab)?, slab.capacity))).collect();
         spare.into_iter().try_for_each(|(id, slots, capacity)| self.rearrange(id, slots, capacity))
     }
 

@@ -76,8 +76,10 @@ pub struct MlxKv {
     kind: MlxType,
     context: u32,
     budget: u64,
-    /// Of the next sequence or slab.
+    /// Of the next sequence.
     next: u64,
+    /// Of the next slab.
+    next_slab: u64,
     sequences: HashMap<u64, Sequence>,
     slabs: BTreeMap<u64, Slab>,
     copies: KvCopies,
@@ -95,6 +97,7 @@ impl MlxKv {
             context: start.context,
             budget: start.kv_budget_bytes,
             next: 0,
+            next_slab: 0,
             sequences: HashMap::new(),
             slabs: BTreeMap::new(),
             copies: KvCopies::default(),

@@ -21,6 +21,9 @@ use crate::types::EngineError;
 /// Keys and values of a layer.
 pub(super) type Sides = [Array; 2];
 
+/// The address of a buffer that is not known yet.
+const NOWHERE: usize = 0;
+
 /// Who holds a slot.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Slot {
@@ -49,7 +52,7 @@ pub(super) struct Slab {
     pub slots: Vec<Slot>,
     /// One a layer.
     layers: Vec<Sides>,
-    /// Where the buffers lay when they were last settled.
+    /// Where the buffers lay when they were last settled: keys and values of each layer.
     addresses: Vec<usize>,
     /// Written to since it was last settled.
     dirty: bool,
@@ -62,7 +65,8 @@ impl Slab {
     /// `Device`.
     pub fn new(shape: KvShape, kind: MlxType, capacity: u32, slots: usize) -> Result<Self, EngineError> {
         let zeros = || zeros(shape, kind, slots, capacity);
-        let layers = (0..shape.layers).map(|_| Ok([zeros()?, zeros()?])).collect::<Result<Vec<Sides>, _>>()?;
+        let layers =
+            (0..shape.layers).map(|_| Ok([zeros()?, zeros()?])).collect::<Result<Vec<Sides>, _>>()?;
         let addresses = evaluate(layers.iter().flatten(), true)?;
         let slots = vec![Slot::default(); slots];
         Ok(Self { shape, kind, capacity, slots, layers, addresses, dirty: false })
@@ -118,10 +122,22 @@ impl Slab {
     ///
     /// # Errors
     /// `InvalidPlan` where it does not fit; `Device`.
-    pub fn write(&mut self, layer: usize, slot: usize, start: u32, new: [&Array; 2]) -> Result<(), EngineError> {
+    pub fn write(
+        &mut self,
+        layer: usize,
+        slot: usize,
+        start: u32,
+        new: [&Array; 2],
+    ) -> Result<(), EngineError> {
         let at = [dim(slot)?, 0, dim(start as usize)?, 0];
         self.dirty = true;
-        for (array, new) in self.sides_mut(layer)?.iter_mut().zip(new) {
+        let sides = self.layers.get_mut(layer).ok_or_else(|| no_layer(layer))?;
+        let addresses = self.addresses.iter_mut().skip(2 * layer);
+        for ((array, new), address) in sides.iter_mut().zip(new).zip(addresses) {
+            if array.shape() == new.shape() {
+                // Replaced as a whole: another buffer is no copy.
+                *address = NOWHERE;
+            }
             *array = write_at(array, new, &at)?;
         }
         Ok(())
@@ -139,7 +155,8 @@ impl Slab {
         new: [&Array; 2],
     ) -> Result<(), EngineError> {
         self.dirty = true;
-        for (array, new) in self.sides_mut(layer)?.iter_mut().zip(new) {
+        let sides = self.layers.get_mut(layer).ok_or_else(|| no_layer(layer))?;
+        for (array, new) in sides.iter_mut().zip(new) {
             *array = scatter(array, [slots, positions], new, [0, 2])?;
         }
         Ok(())
@@ -174,17 +191,14 @@ impl Slab {
             return Ok(0);
         }
         let now = evaluate(self.layers.iter().flatten(), wait)?;
-        let moved = now.iter().zip(&self.addresses).filter(|(now, before)| now != before).count();
+        let moved = now.iter().zip(&self.addresses);
+        let moved = moved.filter(|(now, before)| **before != NOWHERE && now != before).count();
         self.addresses = now;
         Ok(moved as u64)
     }
 
     fn sides(&self, layer: usize) -> Result<&Sides, EngineError> {
         self.layers.get(layer).ok_or_else(|| no_layer(layer))
-    }
-
-    fn sides_mut(&mut self, layer: usize) -> Result<&mut Sides, EngineError> {
-        self.layers.get_mut(layer).ok_or_else(|| no_layer(layer))
     }
 }
 

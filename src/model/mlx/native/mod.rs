@@ -324,8 +324,11 @@ pub fn evaluate<'a>(
     arrays: impl Iterator<Item = &'a Array> + Clone,
     wait: bool,
 ) -> Result<Vec<usize>, EngineError> {
-    let done =
-        if wait { mlx_rs::transforms::eval(arrays.clone()) } else { mlx_rs::transforms::async_eval(arrays.clone()) };
+    let done = if wait {
+        mlx_rs::transforms::eval(arrays.clone())
+    } else {
+        mlx_rs::transforms::async_eval(arrays.clone())
+    };
     done.map_err(|error| EngineError::Device { message: error.what().to_owned() })?;
     // SAFETY: the arrays were handed to the device, so each has a buffer; it is not read.
     Ok(arrays.map(|array| unsafe { mlx_sys::mlx_array_data_uint8(array.as_ptr()) } as usize).collect())
