@@ -71,6 +71,8 @@ impl PreparedEngine for Prepared {
             kv_block_tokens: 16,
             numerics_id: "instant".into(),
             device: "none".into(),
+            batches: true,
+            survives_panics: true,
         };
         Ok(Box::new(InstantEngine { info, step_time: self.0, sequences: 0, pending: StepOutcome::default() }))
     }
