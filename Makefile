@@ -93,6 +93,14 @@ bench: build ## speed of the operators beside the machine's limits, then of the 
 versus: build ## the demo model's speed beside other servers, in turns (ARGS="--help" lists peers and more)
 	@python3 -B benches/versus/versus.py $(ARGS)
 
+.PHONY: load
+load: build ## many clients, long prompts and agents beside another server (ARGS="--help" lists scenarios and more)
+	@python3 -B benches/load/load.py $(ARGS)
+
+.PHONY: overhead
+overhead: ## what scheduler and HTTP cost a token, with an engine that costs nothing
+	$(CARGO) bench --bench overhead --no-default-features --features fake -- $(ARGS)
+
 .PHONY: lint
 lint: native ## format, clippy, documentation, licences
 	$(CARGO) fmt --check

@@ -64,12 +64,13 @@ def environment(name, requirements):
 
 
 class Greenroom:
-    """This project's own server, with its defaults."""
+    """This project's own server, with its defaults but for `settings`: names as in the settings file ("scheduler.max_rows"), and values."""
 
     name = "greenroom"
 
-    def __init__(self, binary):
+    def __init__(self, binary, settings=None):
         self.binary = binary
+        self.settings = settings or {}
 
     def prepare(self, model):
         if not self.binary.is_file():
@@ -79,23 +80,27 @@ class Greenroom:
         # A home of its own: no settings file of this machine changes the figures.
         home = HOME / "greenroom-home"
         home.mkdir(parents=True, exist_ok=True)
+        settings = {"GREENROOM__" + name.upper().replace(".", "__"): str(value) for name, value in self.settings.items()}
         return Launch(
             [self.binary, "serve", model, "--device", "cpu", "--port", port, "--threads", threads, "--log-level", "warn"],
-            {"GREENROOM_HOME": str(home)},
+            {"GREENROOM_HOME": str(home), **settings},
         )
 
 
 class Llama:
-    """llama.cpp as it comes from PyPI: the wheel of xllamacpp, whose server is llama.cpp's own."""
+    """llama.cpp as it comes from PyPI: the wheel of xllamacpp, whose server is llama.cpp's own. With `remembers` its slots keep prompts."""
 
     name = "llama.cpp"
     shape = Shape()
+
+    def __init__(self, remembers=False):
+        self.remembers = remembers
 
     def prepare(self, model):
         self.python = environment(self.name, [XLLAMACPP])
 
     def launch(self, model, port, threads, slots, context):
-        return Launch([self.python, HERE / "llama_server.py", model, port, threads, slots, context])
+        return Launch([self.python, HERE / "llama_server.py", model, port, threads, slots, context, int(self.remembers)])
 
 
 class NativeLlama:

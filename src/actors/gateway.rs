@@ -226,7 +226,7 @@ impl Opening {
                 events: receiver,
             };
             self.scheduler
-                .send(Admit { ticket, terms: self.terms, prompt, events })
+                .send(Admit { ticket, terms: self.terms, prompt, fill: None, events })
                 .await
                 .map_err(gone)??;
             Ok(stream)

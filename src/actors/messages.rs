@@ -10,6 +10,8 @@ use std::time::{Duration, SystemTime};
 use actix::Message;
 use tokio::sync::mpsc;
 
+use crate::actors::scheduler::fill::Fill;
+use crate::actors::scheduler::native::NativeJob;
 use crate::actors::stream::EventSink;
 use crate::model::LoadedModel;
 use crate::model::text::TextModel;
@@ -73,6 +75,8 @@ pub(crate) struct Admit {
     pub(crate) ticket: Ticket,
     pub(crate) terms: Terms,
     pub(crate) prompt: PreparedPrompt,
+    /// Where tokens come from that need not be drawn.
+    pub(crate) fill: Option<Box<dyn Fill>>,
     pub(crate) events: EventSink,
 }
 
@@ -88,6 +92,16 @@ pub(crate) struct Loaded {
     pub(crate) epoch: Epoch,
     /// The model, or why not, for the operator.
     pub(crate) result: Result<LoadedModel, String>,
+}
+
+/// Work that needs a model's weights and is no row; runs in slices between steps. From
+/// anybody who holds a ticket.
+#[derive(Message)]
+#[rtype(result = "Result<Accepted, Refusal>")]
+#[cfg_attr(not(test), allow(dead_code, reason = "its first senders come with embeddings and media"))]
+pub(crate) struct RunNative {
+    pub(crate) ticket: Ticket,
+    pub(crate) job: Box<dyn NativeJob>,
 }
 
 /// Asks for a transcription. From an HTTP handler, or a host's own actor.

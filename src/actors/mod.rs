@@ -9,6 +9,7 @@
 //! | handler or host → gateway | [`OpenChat`] | `Result<ChatStream, Refusal>` | tickets: rows + queue, taken without waiting |
 //! | gateway → preparation pool | `Prepare` | `Result<Prepared, Refusal>` | ticket moves in, and back with the reply |
 //! | gateway → scheduler | `Admit` | `Result<Accepted, Refusal>`, at once | ticket moves in |
+//! | anybody with a ticket → scheduler | `RunNative` | `Result<Accepted, Refusal>`, at once | ticket moves in |
 //! | loader thread ⇢ scheduler | `Loaded` | – | one a load |
 //! | handler or host → transcription | [`Transcribe`] | a refusal, at once | – |
 //! | scheduler ⇢ gateway | `EngineState` | – | one a change |
@@ -33,6 +34,7 @@ pub mod status;
 pub(crate) mod stream;
 pub(crate) mod threads;
 pub(crate) mod transcription;
+pub(crate) mod turns;
 pub mod wiring;
 
 pub use messages::{CacheReport, CacheStatistics, ChatStream, ClearCache, OpenChat, Transcribe, Transcript};

@@ -22,11 +22,13 @@ use crate::actors::scheduler::core::Settings;
 use crate::actors::scheduler::restart::RestartPolicy;
 use crate::actors::scheduler::{BatchScheduler, SchedulerParts};
 use crate::actors::transcription::TranscriptionService;
+use crate::actors::turns::ComputeTurns;
 use crate::actors::wiring::StartError;
 use crate::cache::PrefixIndex;
 use crate::config::SamplingConfig;
 use crate::model::ModelSource;
 use crate::observe::{Pulse, fields};
+use crate::types::Clock;
 
 /// How long a stop waits for the threads.
 const JOIN_LIMIT: Duration = Duration::from_secs(3);
@@ -40,6 +42,7 @@ pub(crate) struct ComputeActors {
     pub(crate) restarts: RestartPolicy,
     pub(crate) loader: Loader,
     pub(crate) gateway: WeakRecipient<EngineState>,
+    pub(crate) clock: Arc<dyn Clock>,
 }
 
 /// Where the compute thread's actors are reached.
@@ -58,12 +61,14 @@ impl ComputeActors {
     /// so they are made together.
     fn start(self) -> Addresses {
         let cache = Context::<PromptCache>::new();
+        let turns = ComputeTurns::new(self.clock);
         let (mut schedulers, mut models) = (Vec::new(), Vec::new());
         for (model, (settings, source)) in self.settings.into_iter().zip(self.sources).enumerate() {
             let index = Rc::new(RefCell::new(PrefixIndex::new(self.entries)));
             let parts = SchedulerParts {
                 settings,
                 index: Rc::clone(&index),
+                turns: turns.clone(),
                 model,
                 source,
                 loader: self.loader.clone(),

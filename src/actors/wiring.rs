@@ -172,6 +172,7 @@ impl GreenroomBuilder {
             restarts: self.restarts,
             loader,
             gateway: gateway.downgrade().recipient(),
+            clock: Arc::clone(&self.clock),
         }
     }
 }

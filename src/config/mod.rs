@@ -167,8 +167,16 @@ pub struct SchedulerConfig {
     pub max_queue: usize,
     /// Longest chunk of a prompt in one step, tokens.
     pub max_chunk_tokens: u32,
-    /// How long a step with prompt tokens may keep running streams waiting, milliseconds.
-    pub prefill_budget_ms: u64,
+    /// Longest time between two tokens of a stream that prompts of others may cause, milliseconds.
+    pub max_itl_ms: u64,
+    /// The same as a multiple of what it would be without those prompts.
+    pub max_itl_growth: f64,
+    /// A waiting request rises by one priority class after so long, seconds.
+    pub ageing_s: u64,
+    /// Propose tokens from the prompt and verify several in one step.
+    pub prompt_lookup: bool,
+    /// A step that takes longer is reported as hanging, seconds.
+    pub hang_timeout_s: u64,
     /// A client that reads nothing for so long loses its row, seconds.
     pub stall_timeout_s: u64,
 }
@@ -179,7 +187,11 @@ impl Default for SchedulerConfig {
             max_rows: 16,
             max_queue: 64,
             max_chunk_tokens: 512,
-            prefill_budget_ms: 100,
+            max_itl_ms: 100,
+            max_itl_growth: 1.8,
+            ageing_s: 10,
+            prompt_lookup: false,
+            hang_timeout_s: 120,
             stall_timeout_s: 60,
         }
     }

@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 use crate::model::families::{Decoder, DecoderFacts, PackedDecoder};
 use crate::model::ops::{KvStore, Logits, Ops, StartOps, Step, StepRow};
 use crate::model::sampler::Sampler;
-use crate::model::{Engine, EngineInfo, EngineMemory, PlanRow, PreparedEngine, RowOutcome};
+use crate::model::{Engine, EngineInfo, EngineMemory, PlanRow, PreparedEngine, RowOutcome, SampleFor};
 use crate::model::{StepHandle, StepOutcome, StepPlan, Want};
 use crate::types::{EngineError, Epoch, SequenceId, TokenId};
 
@@ -66,6 +66,8 @@ impl<O: Ops> DecoderEngine<O> {
             kv_block_tokens: stats.block_tokens,
             numerics_id: ops.numerics_id(),
             device: ops.device(),
+            batches: true,
+            survives_panics: O::SURVIVES_PANICS,
         };
         Self {
             info,
@@ -129,7 +131,36 @@ impl<O: Ops> DecoderEngine<O> {
         self.kv.commit(sequence, end)
     }
 
+    /// Draws position by position until a draw differs from what was proposed.
+    fn verify(&mut self, row: &PlanRow<'_>, logits: &[&[f32]], wanted: &SampleFor<'_>) -> RowOutcome {
+        let proposed = &row.input[1..];
+        let Some(before) = wanted.output.len().checked_sub(proposed.len()) else {
+            let message = format!("{} proposals, {} tokens of output", proposed.len(), wanted.output.len());
+            return RowOutcome::Failed(EngineError::InvalidPlan { message });
+        };
+        let mut tokens = Vec::new();
+        for (index, logits) in logits.iter().enumerate() {
+            let output = &wanted.output[..before + index];
+            let position = wanted.position + index as u32;
+            if !logits.iter().all(|value| value.is_finite()) {
+                return RowOutcome::Failed(EngineError::NotANumber);
+            }
+            match self.sampler.draw(logits, &SampleFor { position, output, logprob: false, ..*wanted }) {
+                Ok(drawn) => tokens.push(drawn.token),
+                Err(error) => return RowOutcome::Failed(error),
+            }
+            if proposed.get(index) != tokens.last() {
+                break;
+            }
+        }
+        RowOutcome::Verified { tokens }
+    }
+
     fn outcome(&mut self, row: &PlanRow<'_>, logits: &[&[f32]]) -> RowOutcome {
+        // Behind a proposal that was wrong anything may stand.
+        if let Want::Verify(wanted) = row.want {
+            return self.verify(row, logits, &wanted);
+        }
         if !logits.iter().all(|row| row.iter().all(|value| value.is_finite())) {
             return RowOutcome::Failed(EngineError::NotANumber);
         }
@@ -142,6 +173,15 @@ impl<O: Ops> DecoderEngine<O> {
             _ => RowOutcome::Logits(logits.iter().map(|row| row.to_vec()).collect()),
         }
     }
+}
+
+/// Committed length of a row once its outcome is collected.
+fn end_of(row: &PlanRow<'_>, outcome: &RowOutcome) -> u32 {
+    let computed = match outcome {
+        RowOutcome::Verified { tokens } => tokens.len(),
+        _ => row.input.len(),
+    };
+    row.start + u32::try_from(computed).unwrap_or(u32::MAX)
 }
 
 /// What an engine's life is given: which one it is, and its limit.
@@ -158,7 +198,7 @@ fn wanted_of(row: &PlanRow<'_>) -> usize {
     match row.want {
         Want::Nothing => 0,
         Want::Sample(_) | Want::LastLogits => 1,
-        Want::AllLogits => row.input.len(),
+        Want::Verify(_) | Want::AllLogits => row.input.len(),
     }
 }
 
@@ -233,8 +273,8 @@ impl<O: Ops> Engine for DecoderEngine<O> {
         for row in &plan.rows {
             let wanted: Vec<&[f32]> = (first..first + wanted_of(row)).map(|at| logits.row(at)).collect();
             first += wanted.len();
-            let end = row.start + row.input.len() as u32;
             let outcome = self.outcome(row, &wanted);
+            let end = end_of(row, &outcome);
             rows.push(PendingRow { sequence: row.sequence, start: row.start, end, outcome });
         }
         let step = self.next_step;

@@ -64,6 +64,8 @@ pub struct Script {
     token_time: Duration,
     clock: Option<Arc<ManualClock>>,
     gated: bool,
+    batches: bool,
+    survives_panics: bool,
 }
 
 impl Default for Script {
@@ -79,6 +81,8 @@ impl Default for Script {
             token_time: Duration::ZERO,
             clock: None,
             gated: false,
+            batches: true,
+            survives_panics: true,
         }
     }
 }
@@ -135,6 +139,20 @@ impl Script {
     #[must_use]
     pub fn takes(mut self, step: Duration, token: Duration, clock: Arc<ManualClock>) -> Self {
         (self.step_time, self.token_time, self.clock) = (step, token, Some(clock));
+        self
+    }
+
+    /// Rows cannot share a step.
+    #[must_use]
+    pub fn one_row_a_step(mut self) -> Self {
+        self.batches = false;
+        self
+    }
+
+    /// After a panic the engine says that it must be rebuilt.
+    #[must_use]
+    pub fn dies_of_panics(mut self) -> Self {
+        self.survives_panics = false;
         self
     }
 

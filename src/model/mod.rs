@@ -43,6 +43,11 @@ pub enum Want<'a> {
     Nothing,
     /// A token sampled from the row's last position.
     Sample(SampleFor<'a>),
+    /// Tokens sampled from the first position on, as long as each equals the row's next input:
+    /// `input[1..]` are proposals, the last ones of `output` as well. What was drawn up to and with
+    /// the first difference comes back, and only what agrees is committed. With draws keyed by
+    /// position these are the very tokens that single steps would have drawn.
+    Verify(SampleFor<'a>),
     /// Logits of the last position (tests, scoring).
     LastLogits,
     /// Logits of every position of the row's input (tests, scoring).
@@ -54,7 +59,7 @@ pub enum Want<'a> {
 pub struct SampleFor<'a> {
     /// Parameters, the seed included.
     pub params: &'a Arc<SamplingParams>,
-    /// Absolute position of the token to be drawn: keys the random number.
+    /// Absolute position of the (first) token to be drawn: keys the random number.
     pub position: u32,
     /// Tokens produced so far, for the penalties.
     pub output: &'a [TokenId],
@@ -100,6 +105,12 @@ pub enum RowOutcome {
         /// Natural logarithm of its probability under the unmodified distribution, where it was wanted.
         logprob: Option<f32>,
     },
+    /// Proposals were verified: the tokens drawn, at least one. All but the last are the row's inputs
+    /// and committed with it; the last is not yet computed itself.
+    Verified {
+        /// In order of position.
+        tokens: Vec<TokenId>,
+    },
     /// Computed and committed, with logits `[positions][vocab]`.
     Logits(Vec<Vec<f32>>),
     /// This row alone failed; its committed length is unchanged.
@@ -131,6 +142,11 @@ pub struct EngineInfo {
     pub numerics_id: String,
     /// The device in words, for people.
     pub device: String,
+    /// Whether several rows can share a step. If not, rows run one at a time.
+    pub batches: bool,
+    /// Whether a step that panicked leaves weights, sequences and the engine usable: what was not
+    /// collected was not committed. If not, the engine must be rebuilt after a panic.
+    pub survives_panics: bool,
 }
 
 /// Key-value and weight memory, bytes.

@@ -234,6 +234,10 @@ pub trait Ops: Sized {
     /// Key-value state.
     type Kv: KvStore;
 
+    /// Whether weights, committed keys and values and the backend itself are as before after a panic
+    /// in a step: true where every write of a step goes beyond the committed lengths.
+    const SURVIVES_PANICS: bool;
+
     /// Packs matrices of equal width, stacked by rows, for this backend. Loader thread, no device.
     ///
     /// # Errors

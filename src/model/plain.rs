@@ -188,6 +188,8 @@ impl Ops for PlainOps {
     type Packed = Matrix;
     type Kv = PlainKv;
 
+    const SURVIVES_PANICS: bool = true;
+
     fn pack((): &(), parts: &[HostTensor<'_>]) -> Result<Matrix, LoadError> {
         let cols = parts.first().map_or(0, |part| part.cols);
         let mut packed = Matrix { rows: 0, cols, data: Vec::new() };

@@ -111,12 +111,18 @@ pub struct Gauges {
     pub rows_waiting: Level,
     /// Running rows whose client does not read.
     pub rows_parked: Level,
+    /// Rows that gave their place to others and kept their memory.
+    pub rows_paused: Level,
     /// Steps that an engine finished.
     pub steps: Counter,
     /// Tokens of prompts of requests that got a row.
     pub prompt_tokens: Counter,
     /// Tokens produced.
     pub completion_tokens: Counter,
+    /// Tokens proposed to rows and verified.
+    pub proposed_tokens: Counter,
+    /// Those of them that the model drew as well.
+    pub proposed_right_tokens: Counter,
     /// Requests by outcome, in the order of [`Outcome::ALL`].
     requests: [Counter; Outcome::ALL.len()],
     /// Requests that were admitted, by their priority.
@@ -125,6 +131,10 @@ pub struct Gauges {
     pub refusals: Refusals,
     /// Rows whose memory was taken away to be computed again later.
     pub preemptions: Counter,
+    /// Rows that had to give their place to others for a while.
+    pub pauses: Counter,
+    /// Rows computed anew after an engine was lost.
+    pub replays: Counter,
     /// Engines rebuilt after a failure.
     pub engine_restarts: Counter,
     /// Key-value bytes in use.
@@ -222,11 +232,12 @@ impl Gauges {
     }
 
     fn render_levels(&self, out: &mut String) {
-        let levels: [(&str, &str, u64); 7] = [
+        let levels: [(&str, &str, u64); 8] = [
             ("tickets_live", "Requests that hold a place.", self.tickets_live() as u64),
             ("rows_running", "Requests being computed.", self.rows_running.get()),
             ("rows_waiting", "Requests waiting for a row.", self.rows_waiting.get()),
             ("rows_parked", "Rows whose client does not read.", self.rows_parked.get()),
+            ("rows_paused", "Rows that wait and keep their memory.", self.rows_paused.get()),
             ("kv_used_bytes", "Key-value memory in use.", self.kv_used_bytes.get()),
             ("kv_capacity_bytes", "Key-value memory there is.", self.kv_capacity_bytes.get()),
             ("cache_entries", "Finished rows kept for reuse.", self.cache_entries.get()),
@@ -238,12 +249,20 @@ impl Gauges {
     }
 
     fn render_counters(&self, out: &mut String) {
-        let counters: [(&str, &str, u64); 9] = [
+        let counters: [(&str, &str, u64); 13] = [
             ("steps_total", "Steps that an engine finished.", self.steps.get()),
             ("prompt_tokens_total", "Tokens of prompts that got a row.", self.prompt_tokens.get()),
             ("completion_tokens_total", "Tokens produced.", self.completion_tokens.get()),
             ("cancelled_total", "Requests whose client went away.", self.requests(Outcome::Cancelled)),
             ("preemptions_total", "Rows set back for memory.", self.preemptions.get()),
+            ("pauses_total", "Rows that gave their place to others for a while.", self.pauses.get()),
+            ("replays_total", "Rows computed anew after an engine was lost.", self.replays.get()),
+            ("proposed_tokens_total", "Tokens proposed and verified.", self.proposed_tokens.get()),
+            (
+                "proposed_right_tokens_total",
+                "Proposed tokens that were right.",
+                self.proposed_right_tokens.get(),
+            ),
             ("engine_restarts_total", "Engines rebuilt after a failure.", self.engine_restarts.get()),
             ("cache_hits_total", "Requests that found a prefix.", self.cache_hits.get()),
             ("cache_misses_total", "Requests that found no prefix.", self.cache_misses.get()),

@@ -1,7 +1,8 @@
 //! The scheduler without an actor: rows, engine, prefix index, one step at a time.
 //!
-//! Every row is in exactly one list: `waiting` (no sequence), `running` (a sequence),
-//! `ending` (nothing left to compute, text left to send). Leaving the lists goes through
+//! Every row is in exactly one list: `waiting` (also paused ones, which keep their sequence),
+//! `running` (a sequence), `ending` (nothing left to compute, text left to send). Leaving the
+//! lists goes through
 //! `conclude` alone, which counts, logs, gives the ticket back and sends the one
 //! terminal event. Knows no actor framework, so that tests can drive it step by step.
 
@@ -12,17 +13,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::actors::messages::Admit;
+use crate::actors::scheduler::fairness::Accounts;
 use crate::actors::scheduler::gauge::Shares;
-use crate::actors::scheduler::plan::{Limits, Pace};
+use crate::actors::scheduler::pace::Pace;
+use crate::actors::scheduler::placement::{Abilities, Lane, Shape, Switches, place};
+use crate::actors::scheduler::plan::Limits;
+use crate::actors::scheduler::rate::QueueRate;
+use crate::actors::scheduler::recover::CrashState;
 use crate::actors::scheduler::row::{Flow, Row};
 use crate::cache::PrefixIndex;
 use crate::config::Config;
 use crate::model::Engine;
 use crate::model::text::TextModel;
 use crate::observe::{Gauges, Pulse};
-use crate::types::{
-    Clock, EngineError, Epoch, Failure, FailureReason, FinishReason, PrepareError, Refusal, SequenceId,
-};
+use crate::types::{Clock, EngineError, Epoch, Failure, FailureReason, FinishReason, Refusal, SequenceId};
 
 /// Pause of the loop while no row can be computed but some wait for something.
 const PARKED_PAUSE: Duration = Duration::from_millis(5);
@@ -39,6 +43,9 @@ pub(crate) struct Settings {
     pub(crate) max_rows: usize,
     pub(crate) limits: Limits,
     pub(crate) stall_timeout: Duration,
+    /// A waiting request rises by a class after so long.
+    pub(crate) ageing: Duration,
+    pub(crate) switches: Switches,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) gauges: Arc<Gauges>,
     pub(crate) pulse: Arc<Pulse>,
@@ -51,9 +58,15 @@ impl Settings {
             max_rows: config.scheduler.max_rows.max(1),
             limits: Limits {
                 max_chunk: config.scheduler.max_chunk_tokens.max(1),
-                prefill_budget: Duration::from_millis(config.scheduler.prefill_budget_ms),
+                max_itl: Duration::from_millis(config.scheduler.max_itl_ms),
+                growth: config.scheduler.max_itl_growth,
             },
             stall_timeout: Duration::from_secs(config.scheduler.stall_timeout_s),
+            ageing: Duration::from_secs(config.scheduler.ageing_s),
+            switches: Switches {
+                prompt_cache: config.cache.enabled && config.cache.max_entries > 0,
+                prompt_lookup: config.scheduler.prompt_lookup,
+            },
             clock: Arc::clone(clock),
             gauges: Arc::clone(gauges),
             pulse: Arc::default(),
@@ -91,10 +104,17 @@ pub(crate) struct Core {
     pub(crate) waiting: Vec<Row>,
     pub(crate) running: Vec<Row>,
     pub(crate) ending: Vec<Row>,
-    /// Rows that the engine is busy with: they fail if it breaks.
+    /// Rows that the engine is busy with: suspects if it breaks.
     pub(crate) in_step: Vec<u64>,
     pub(crate) pace: Pace,
     pub(crate) shares: Shares,
+    pub(crate) accounts: Accounts,
+    pub(crate) rate: QueueRate,
+    pub(crate) crash: CrashState,
+    /// The last step was taken by a row alone: the next one belongs to the others.
+    pub(crate) alone_last: bool,
+    /// Memory ran out in the last step: nobody is admitted in the next.
+    pub(crate) memory_short: bool,
     text: Option<Arc<TextModel>>,
     arrivals: u64,
 }
@@ -112,6 +132,11 @@ impl Core {
             ending: Vec::new(),
             in_step: Vec::new(),
             pace: Pace::default(),
+            accounts: Accounts::default(),
+            rate: QueueRate::default(),
+            crash: CrashState::default(),
+            alone_last: false,
+            memory_short: false,
             text: None,
             arrivals: 0,
         }
@@ -125,22 +150,31 @@ impl Core {
         self.publish();
     }
 
+    /// What the engine can do and has; `None` without one.
+    pub(crate) fn abilities(&self) -> Option<Abilities> {
+        let engine = self.engine.as_ref()?;
+        let (info, memory) = (engine.info(), engine.memory());
+        Some(Abilities {
+            batches: info.batches,
+            context: info.context,
+            kv_capacity_bytes: memory.kv_capacity_bytes,
+            kv_bytes_per_token: info.kv_bytes_per_token,
+            kv_block_tokens: info.kv_block_tokens,
+        })
+    }
+
     /// Most tokens that a row can hold: what the model knows, or what all key-value memory
     /// has room for. `None` without an engine.
     pub(crate) fn context(&self) -> Option<u32> {
-        let engine = self.engine.as_ref()?;
-        let (info, memory) = (engine.info(), engine.memory());
-        let block = u64::from(info.kv_block_tokens.max(1));
-        let block_bytes = block.saturating_mul(info.kv_bytes_per_token).max(1);
-        let room = (memory.kv_capacity_bytes / block_bytes).saturating_mul(block);
-        Some(info.context.min(u32::try_from(room).unwrap_or(u32::MAX)))
+        self.abilities().map(|abilities| abilities.context.min(abilities.room_tokens()))
     }
 
-    /// Puts a request at the end of the queue.
+    /// Puts a request into the queue.
     ///
     /// # Errors
-    /// `Loading` before the first engine, `ContextExceeded` for a prompt that leaves no room
-    /// for one token of an answer, however much is given up for it.
+    /// `Loading` before the first engine; `ContextExceeded` or `MemoryExceeded` for a prompt that
+    /// leaves no room for one token of an answer, however much is given up for it; `WouldExpire`
+    /// where the queue is longer than the request's timeout.
     pub(crate) fn enqueue(&mut self, admit: Admit) -> Result<(), Refusal> {
         let Some(text) = self.text.clone() else {
             let model = self.settings.model.clone();
@@ -149,21 +183,54 @@ impl Core {
         if admit.prompt.tokens.is_empty() {
             return Err(Refusal::Internal { message: "a prompt without tokens reached the queue".into() });
         }
-        let prompt = u32::try_from(admit.prompt.tokens.len()).unwrap_or(u32::MAX);
-        // Admission stops at the first row that must wait, so one that can never run must not get in.
-        if let Some(limit) = self.context().filter(|limit| prompt >= *limit) {
-            return Err(PrepareError::ContextExceeded { prompt, limit }.into());
-        }
+        let shape = Shape {
+            prompt_tokens: u32::try_from(admit.prompt.tokens.len()).unwrap_or(u32::MAX),
+            logprobs: false,
+            fill: admit.fill.is_some(),
+        };
+        // While an engine is rebuilt nobody knows how much memory the next one has: a row is placed
+        // as on one without limits, and looked at again when it is admitted.
+        let abilities = self.abilities().unwrap_or(Abilities {
+            batches: true,
+            context: u32::MAX,
+            kv_capacity_bytes: u64::MAX,
+            kv_bytes_per_token: 1,
+            kv_block_tokens: 1,
+        });
+        let placement = place(&shape, &abilities, &self.settings.switches)?;
+        let now = self.now();
+        self.refuse_hopeless(&admit, now)?;
+        let reasons: Vec<&str> = placement.reasons.iter().map(|reason| reason.code()).collect();
+        let lane = if placement.lane == Lane::Serial { "serial" } else { "batched" };
+        let attributes = [("mechanism", lane.into()), ("reasons", reasons.join(", ").as_str().into())];
+        admit.ticket.trace.mark("completion.placement", now, &attributes);
         self.arrivals += 1;
-        self.waiting.push(Row::new(self.arrivals, admit.ticket, admit.prompt, admit.events, text));
+        self.accounts.enter(&admit.terms.client);
+        self.waiting.push(Row::new(self.arrivals, admit, placement, text, now));
         self.publish();
         Ok(())
     }
 
+    /// A request that would still be waiting when its time is up is told so at once.
+    fn refuse_hopeless(&self, admit: &Admit, now: Duration) -> Result<(), Refusal> {
+        let Some(deadline) = admit.terms.deadline else { return Ok(()) };
+        let left = deadline.saturating_sub(now);
+        let urgent = |row: &&Row| row.terms.priority >= admit.terms.priority;
+        let ahead = self.waiting.iter().filter(urgent).count();
+        let free = self.settings.max_rows.saturating_sub(self.running.len());
+        let wait = self.rate.wait(ahead.saturating_sub(free), free > ahead);
+        if wait <= left && !left.is_zero() {
+            return Ok(());
+        }
+        let timeout = deadline.saturating_sub(admit.ticket.accepted);
+        Err(Refusal::WouldExpire { wait, timeout, retry_after: wait.saturating_sub(left) })
+    }
+
     /// One step: look after clients, admit, plan, compute, commit. Panics are caught.
-    pub(crate) fn step(&mut self) -> Progress {
+    /// `turn`: how long others on the thread can spare it.
+    pub(crate) fn step(&mut self, turn: Option<Duration>) -> Progress {
         self.beat(true);
-        let progress = match catch_unwind(AssertUnwindSafe(|| self.compute())) {
+        let progress = match catch_unwind(AssertUnwindSafe(|| self.compute(turn))) {
             Ok(Ok(true)) if !self.is_empty() => Progress::More,
             Ok(Ok(_)) if self.is_empty() => Progress::Idle,
             Ok(Ok(_)) if self.engine.is_none() => Progress::Pause(NO_ENGINE_PAUSE),
@@ -181,27 +248,6 @@ impl Core {
         self.waiting.is_empty() && self.running.is_empty() && self.ending.is_empty()
     }
 
-    /// The engine cannot be trusted any more. The rows of the step fail, all others
-    /// begin anew from their tokens; finished rows are forgotten.
-    pub(crate) fn lose_engine(&mut self) {
-        let engine = self.engine.take();
-        // A broken engine may panic again on its way out.
-        let _lost = catch_unwind(AssertUnwindSafe(move || drop(engine)));
-        self.index.borrow_mut().retain(|_| false);
-        self.epoch = Epoch(self.epoch.0 + 1);
-        let hit = std::mem::take(&mut self.in_step);
-        let (failed, mut back) = split(&mut self.running, |row| hit.contains(&row.order));
-        let (refused, still_waiting) = split(&mut self.waiting, |row| hit.contains(&row.order));
-        back.iter_mut().for_each(Row::set_back);
-        back.extend(still_waiting);
-        back.sort_by_key(|row| row.order);
-        self.waiting = back;
-        for row in failed.into_iter().chain(refused) {
-            self.conclude(row, End::Failed(engine_failed()));
-        }
-        self.publish();
-    }
-
     /// Ends every request with the same failure.
     pub(crate) fn fail_all(&mut self, failure: &Failure) {
         let lists = [&mut self.running, &mut self.waiting, &mut self.ending];
@@ -215,7 +261,7 @@ impl Core {
     }
 
     /// Looks at every client: sends text that waited for room, ends rows whose client is
-    /// gone or reads nothing for too long.
+    /// gone or reads nothing for too long, and rows whose time is up.
     pub(crate) fn sweep(&mut self) {
         let now = self.now();
         let stall_timeout = self.settings.stall_timeout;
@@ -230,7 +276,8 @@ impl Core {
                     Flow::Open => row.ended.map(End::Done),
                     Flow::Parked => None,
                 };
-                match end {
+                let late = row.terms.deadline.is_some_and(|deadline| now >= deadline);
+                match end.or_else(|| late.then(|| End::Failed(late_end(row, &self.rate)))) {
                     Some(end) => gone.push((list.remove(index), end)),
                     None => index += 1,
                 }
@@ -257,22 +304,37 @@ impl Core {
     /// Brings the gauges up to date.
     pub(crate) fn publish(&mut self) {
         let memory = self.engine.as_ref().map(|engine| engine.memory()).unwrap_or_default();
-        let parked = self.running.iter().chain(&self.ending).filter(|row| row.is_parked()).count();
+        let rows = || self.waiting.iter().chain(&self.running).chain(&self.ending);
+        let parked = rows().filter(|row| row.is_parked()).count();
+        let paused = self.waiting.iter().filter(|row| row.sequence.is_some()).count();
         let entries = self.index.borrow().statistics().entries;
         self.shares.publish([
             self.running.len() as u64 + self.ending.len() as u64,
-            self.waiting.len() as u64,
+            (self.waiting.len() - paused) as u64,
             parked as u64,
+            paused as u64,
             memory.kv_used_bytes,
             memory.kv_capacity_bytes,
             entries,
         ]);
     }
+
+    pub(crate) fn find(&mut self, order: u64) -> Option<&mut Row> {
+        self.running.iter_mut().find(|row| row.order == order)
+    }
 }
 
-/// Takes the rows that `which` names out of a list; the second list is the rest.
-fn split(list: &mut Vec<Row>, which: impl Fn(&Row) -> bool) -> (Vec<Row>, Vec<Row>) {
-    std::mem::take(list).into_iter().partition(which)
+fn late_end(row: &Row, rate: &QueueRate) -> Failure {
+    if row.admitted().is_none() {
+        let message = "the request's timeout passed before there was a place for it; nothing was computed";
+        let failure = Failure::new(FailureReason::QueueTimeout, message);
+        return Failure { retry_after: Some(rate.wait(1, false)), ..failure };
+    }
+    let message = format!(
+        "the request's timeout passed after {} of its tokens were produced; allow more time or fewer tokens",
+        row.produced()
+    );
+    Failure::new(FailureReason::DeadlineExceeded, message)
 }
 
 /// What a panic said.
@@ -282,13 +344,6 @@ pub(crate) fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
         .map(|message| (*message).to_owned())
         .or_else(|| payload.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "a panic without a message".to_owned())
-}
-
-pub(crate) fn engine_failed() -> Failure {
-    Failure::new(
-        FailureReason::EngineRestarted,
-        "the engine failed while this answer was computed and is being restarted; send the request again",
-    )
 }
 
 fn stalled() -> Failure {

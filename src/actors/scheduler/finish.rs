@@ -12,6 +12,7 @@ impl Core {
     /// its last text is sent. Its sequence is kept before the client hears of the end, so
     /// that the client's next turn finds it.
     pub(crate) fn leave(&mut self, mut row: Row, end: End) {
+        self.uncount(&mut row);
         self.deposit(&mut row, &end);
         if let End::Done(finish) = end {
             match row.flush(self.now(), self.settings.stall_timeout) {
@@ -31,8 +32,13 @@ impl Core {
 
     /// Counts, logs, gives the ticket back and sends the terminal event, in this order:
     /// whoever has seen the end sees the place free.
-    pub(crate) fn conclude(&mut self, row: Row, end: End) {
+    pub(crate) fn conclude(&mut self, mut row: Row, end: End) {
         let now = self.now();
+        self.uncount(&mut row);
+        self.accounts.leave(&row.terms.client);
+        if row.admitted().is_some() {
+            self.rate.ended(now, !self.waiting.is_empty());
+        }
         let (usage, timings) = (row.usage(), row.timings(now));
         let gauges = &self.settings.gauges;
         let outcome = match &end {
@@ -45,6 +51,7 @@ impl Core {
         if matches!(end, End::Done(_)) {
             gauges.request_took(now.saturating_sub(row.ticket.accepted));
         }
+        row.trace_end(outcome.as_str(), now);
         self.log(&row, &end, outcome, usage, timings);
         self.publish();
         let Row { ticket, events, .. } = row;

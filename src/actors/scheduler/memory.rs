@@ -1,22 +1,23 @@
-//! Key-value memory: admission, growth, and what is given up when it runs short.
+//! Key-value memory: opening, growth, and what is given up when it runs short.
 //!
-//! Order of giving up: finished rows in the prefix index, then the youngest running row
-//! (set back to the head of the queue, where the one rule computes it again), and a row
-//! that is alone and still too big ends. The oldest row is never set back, so it always
-//! gets through. A row is admitted only where every other one can still grow by a block.
+//! Order of giving up: finished rows in the prefix index, then the sequences of paused rows, then
+//! the youngest running row of the lowest class. What a row loses is frozen into the prefix index
+//! and the row queues again, where the one rule computes what is missing; a row that is alone and
+//! still too big ends. The oldest row is never set back, so it always gets through. A row is
+//! admitted only where every other one can still grow by a block.
 
 use crate::actors::scheduler::core::{Core, End};
 use crate::actors::scheduler::row::Row;
 use crate::cache::Found;
-use crate::types::{EngineError, Failure, FailureReason, FinishReason, SequenceId};
+use crate::types::{EngineError, Failure, FailureReason, FinishReason, Priority, SequenceId};
 
 /// Shorter common beginnings are not worth a fork: every template begins alike.
 pub(crate) const LEAST_REUSE_TOKENS: u32 = 16;
 /// A cancelled row with so many tokens computed is kept for the client's next try.
 const KEEP_CANCELLED_TOKENS: u32 = 64;
 
-/// What became of the first waiting row.
-enum Opened {
+/// What became of a waiting row that wants to run.
+pub(crate) enum Opened {
     /// It has a sequence with so many tokens in it.
     Yes(SequenceId, u32),
     /// Not enough memory now.
@@ -25,75 +26,65 @@ enum Opened {
     Never,
 }
 
+/// Whom memory may be taken from.
+#[derive(Clone, Copy)]
+enum From {
+    /// For a newcomer of this class: paused rows of its class or lower ones, running ones in the
+    /// background.
+    Below(Priority),
+    /// For a row that runs, or is alone: all paused rows.
+    Paused,
+}
+
 impl Core {
-    /// Gives sequences to waiting rows, first come first served, as long as rows and
-    /// memory are free.
-    pub(crate) fn admit_waiting(&mut self) -> Result<(), EngineError> {
-        while self.running.len() < self.settings.max_rows && self.engine.is_some() {
-            let Some(order) = self.waiting.first().map(|row| row.order) else { break };
-            self.in_step = vec![order];
-            match self.open_first()? {
-                Opened::Yes(sequence, reused) => {
-                    let row = self.waiting.remove(0);
-                    self.begin(row, sequence, reused);
-                }
-                Opened::NotNow => break,
-                Opened::Never => {
-                    let row = self.waiting.remove(0);
-                    self.too_big(row);
-                }
-            }
-        }
-        self.in_step.clear();
-        Ok(())
-    }
-
-    fn begin(&mut self, mut row: Row, sequence: SequenceId, reused: u32) {
-        let first_time = row.admit(sequence, reused, self.now());
-        if first_time {
-            let gauges = &self.settings.gauges;
-            gauges.prompt_tokens.add(u64::from(row.prompt_tokens));
-            if self.index.borrow().is_enabled() {
-                let counter = if reused > 0 { &gauges.cache_hits } else { &gauges.cache_misses };
-                counter.up();
-                gauges.cache_hit_tokens.add(u64::from(reused));
-                if reused == 0 {
-                    self.index.borrow_mut().miss();
-                }
-            }
-        }
-        self.running.push(row);
-    }
-
-    fn open_first(&mut self) -> Result<Opened, EngineError> {
-        let Some(row) = self.waiting.first() else { return Ok(Opened::NotNow) };
+    /// Finds memory for a waiting row of class `level`.
+    pub(crate) fn open_waiting(&mut self, order: u64, level: Priority) -> Result<Opened, EngineError> {
+        let Some(row) = self.waiting.iter().find(|row| row.order == order) else { return Ok(Opened::NotNow) };
         let (all, wanted, first_time) = (row.len(), row.reservation(), row.cached.is_none());
-        // One token at least must be computed, or there is nothing to sample from.
-        let reusable = row.tokens.get(..all as usize - 1).unwrap_or(&[]);
-        let found = self.index.borrow().longest(reusable).filter(|found| found.length >= LEAST_REUSE_TOKENS);
-        if !self.running.is_empty() && !self.could_fit(wanted) {
+        let held = row.sequence.map(|sequence| (sequence, row.computed));
+        let found = match held {
+            Some(_) => None,
+            None => self.longest_prefix(row),
+        };
+        let alone = self.running.is_empty();
+        if !alone && !self.could_fit(order, wanted, level) {
             return Ok(Opened::NotNow);
         }
         if let Some(found) = found {
             self.index.borrow_mut().touch(found.entry);
         }
-        let Some((sequence, reused)) = self.open(found)? else { return Ok(Opened::NotNow) };
-        let mut room = self.reserve_evicting(sequence, wanted)?;
-        if !room && self.running.is_empty() {
-            room = self.reserve_evicting(sequence, all.saturating_add(1))?;
+        let opened = match held {
+            Some(held) => Some(held),
+            None => self.open(found)?,
+        };
+        let Some((sequence, reused)) = opened else { return Ok(Opened::NotNow) };
+        let from = if alone { From::Paused } else { From::Below(level) };
+        let mut room = self.reserve_taking(order, sequence, wanted, from)?;
+        if !room && alone {
+            room = self.reserve_taking(order, sequence, all.saturating_add(1), from)?;
             if !room {
-                self.close_sequence(sequence);
+                if held.is_none() {
+                    self.close_sequence(sequence);
+                }
                 return Ok(Opened::Never);
             }
         }
         if !room {
-            self.put_back(sequence, reused);
+            if held.is_none() {
+                self.put_back(order, sequence, reused);
+            }
             return Ok(Opened::NotNow);
         }
         if let Some(found) = found.filter(|_| reused > 0 && first_time) {
             self.index.borrow_mut().hit(found.entry, reused);
         }
         Ok(Opened::Yes(sequence, reused))
+    }
+
+    fn longest_prefix(&self, row: &Row) -> Option<Found<SequenceId>> {
+        // One token at least must be computed, or there is nothing to sample from.
+        let reusable = row.tokens.get(..row.tokens.len().saturating_sub(1)).unwrap_or(&[]);
+        self.index.borrow().longest(reusable).filter(|found| found.length >= LEAST_REUSE_TOKENS)
     }
 
     /// Opens a sequence, with a prefix if there is one; `None` when memory is short even
@@ -121,39 +112,54 @@ impl Core {
         }
     }
 
-    /// The first waiting row cannot run yet. The prefix that it found is kept for its next
-    /// try, also where the finished row that it came from was given up on the way.
-    fn put_back(&mut self, sequence: SequenceId, reused: u32) {
-        let prefix = self.waiting.first().and_then(|row| row.tokens.get(..reused as usize));
-        let prefix = prefix.unwrap_or(&[]).to_vec();
+    /// A waiting row cannot run yet. The prefix that it found is kept for its next try, also where
+    /// the finished row that it came from was given up on the way.
+    fn put_back(&mut self, order: u64, sequence: SequenceId, reused: u32) {
+        let row = self.waiting.iter().find(|row| row.order == order);
+        let prefix = row.and_then(|row| row.tokens.get(..reused as usize)).unwrap_or(&[]).to_vec();
         let given_up = self.index.borrow_mut().insert(prefix, sequence);
         given_up.into_iter().for_each(|sequence| self.close_sequence(sequence));
     }
 
-    /// Whether giving up all finished rows could make room: if not, they are left alone.
-    /// A prefix to be shared needs no place of its own here: its blocks count as
-    /// reclaimable, and as part of `tokens`.
-    fn could_fit(&self, tokens: u32) -> bool {
+    /// Whether giving up everything that may be given up for it could make room for the waiting row
+    /// `order`: if not, all is left alone. A prefix to be shared needs no place of its own here:
+    /// its blocks count as reclaimable, and as part of `tokens`.
+    fn could_fit(&self, order: u64, tokens: u32, level: Priority) -> bool {
         let Some(engine) = self.engine.as_ref() else { return false };
         let (info, memory) = (engine.info(), engine.memory());
         let block = u64::from(info.kv_block_tokens.max(1));
-        let block_bytes = block * info.kv_bytes_per_token;
+        let blocks = |tokens: u32| u64::from(tokens).div_ceil(block);
         let kept = self.index.borrow().statistics();
-        let reclaimable = (kept.tokens / block + kept.entries) * block_bytes;
+        let paused = |row: &&Row| row.sequence.is_some() && (row.order == order || below(row, level));
+        let oldest = self.running.iter().map(|row| row.order).min();
+        let preemptible = |row: &&Row| background(row, level) && Some(row.order) != oldest;
+        let taken: u64 = self.waiting.iter().filter(paused).map(|row| blocks(row.computed)).sum::<u64>()
+            + self.running.iter().filter(preemptible).map(|row| blocks(row.computed)).sum::<u64>();
+        let reclaimable = kept.tokens / block + kept.entries + taken;
         let growing = self.running.iter().filter(|row| row.may_grow()).count() as u64;
-        let needed = (u64::from(tokens).div_ceil(block) + growing) * block_bytes;
-        needed <= memory.kv_capacity_bytes.saturating_sub(memory.kv_used_bytes) + reclaimable
+        let free = memory.kv_capacity_bytes.saturating_sub(memory.kv_used_bytes);
+        let block_bytes = block * info.kv_bytes_per_token;
+        (blocks(tokens) + growing) * block_bytes <= free + reclaimable * block_bytes
     }
 
-    /// Makes room for `tokens` at the cost of finished rows only.
-    fn reserve_evicting(&mut self, sequence: SequenceId, tokens: u32) -> Result<bool, EngineError> {
+    /// Makes room for `tokens`; false where all that may be taken for it is not enough.
+    fn reserve_taking(
+        &mut self,
+        order: u64,
+        sequence: SequenceId,
+        tokens: u32,
+        from: From,
+    ) -> Result<bool, EngineError> {
         loop {
             let Some(engine) = self.engine.as_mut() else { return Ok(false) };
             let tokens = tokens.min(engine.info().context);
             match engine.reserve(sequence, tokens) {
                 Ok(()) => return Ok(true),
-                Err(EngineError::KvFull { .. }) if self.evict() => continue,
-                Err(EngineError::KvFull { .. }) => return Ok(false),
+                Err(EngineError::KvFull { .. }) => {
+                    if !self.evict() && !self.strip(order, from) && !self.preempt_for(from) {
+                        return Ok(false);
+                    }
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -163,14 +169,20 @@ impl Core {
     /// itself was set back or ended.
     pub(crate) fn make_room(&mut self, order: u64, tokens: u32) -> Result<bool, EngineError> {
         loop {
-            let Some(row) = self.running.iter().find(|row| row.order == order) else { return Ok(false) };
-            let Some(sequence) = row.sequence else { return Ok(false) };
-            if self.reserve_evicting(sequence, tokens)? {
+            let Some(sequence) = self.find(order).and_then(|row| row.sequence) else { return Ok(false) };
+            if self.reserve_taking(order, sequence, tokens, From::Paused)? {
                 return Ok(true);
             }
-            let youngest = self.running.iter().map(|row| row.order).max();
-            if self.running.len() > 1 {
-                self.set_back(youngest.unwrap_or(order));
+            let oldest = self.running.iter().map(|row| row.order).min();
+            let victim = self
+                .running
+                .iter()
+                .filter(|row| Some(row.order) != oldest)
+                .max_by_key(|row| (row.level.rank(), row.order))
+                .map(|row| row.order);
+            if let Some(victim) = victim {
+                self.memory_short = true;
+                self.set_back(victim);
                 continue;
             }
             if let Some(mut row) = self.take_running(order) {
@@ -181,19 +193,63 @@ impl Core {
         }
     }
 
-    /// Takes a running row's memory and puts it at the head of the queue.
+    /// Takes a running row's memory and queues it again.
     fn set_back(&mut self, order: u64) {
         let Some(mut row) = self.take_running(order) else { return };
+        let now = self.now();
+        self.uncount(&mut row);
+        row.wait(now);
+        self.freeze(&mut row);
+        self.queue_again(row);
+    }
+
+    /// Takes the memory of the paused row that is most easily spared.
+    fn strip(&mut self, but: u64, from: From) -> bool {
+        let spared = |row: &&mut Row| match from {
+            From::Paused => true,
+            From::Below(level) => below(row, level),
+        };
+        let paused = self.waiting.iter_mut().filter(|row| row.sequence.is_some() && row.order != but);
+        let Some(index) = paused
+            .filter(spared)
+            .max_by_key(|row| (row.is_parked(), row.level.rank(), row.order))
+            .map(|row| row.order)
+            .and_then(|order| self.waiting.iter().position(|row| row.order == order))
+        else {
+            return false;
+        };
+        let mut row = self.waiting.remove(index);
+        self.freeze(&mut row);
+        self.waiting.insert(index, row);
+        true
+    }
+
+    /// Sets back the youngest running row in the background, but never the oldest of all rows.
+    fn preempt_for(&mut self, from: From) -> bool {
+        let From::Below(level) = from else { return false };
+        let oldest = self.running.iter().map(|row| row.order).min();
+        let victim = self
+            .running
+            .iter()
+            .filter(|row| background(row, level) && Some(row.order) != oldest)
+            .map(|row| row.order)
+            .max();
+        victim.map(|order| self.set_back(order)).is_some()
+    }
+
+    /// The row's sequence goes into the prefix index, from where it may go on, and the row owes
+    /// everything again.
+    fn freeze(&mut self, row: &mut Row) {
+        let now = self.now();
         tracing::debug!(request_id = %row.ticket.id, computed = row.computed, "set back for memory");
-        self.close(&mut row);
-        row.set_back();
+        row.ticket.trace.mark("preempted", now, &[("computed", row.computed.into())]);
         self.settings.gauges.preemptions.up();
-        let place = self.waiting.iter().position(|other| other.order > order).unwrap_or(self.waiting.len());
-        self.waiting.insert(place, row);
+        self.keep(row, LEAST_REUSE_TOKENS);
+        row.set_back();
     }
 
     /// All memory is not enough for this row: it ends with what it has.
-    fn too_big(&mut self, mut row: Row) {
+    pub(crate) fn too_big(&mut self, mut row: Row) {
         if row.produced() > 0 {
             let finish = row.end_of_text(FinishReason::Length);
             self.leave(row, End::Done(finish));
@@ -213,7 +269,12 @@ impl Core {
             End::Cancelled => KEEP_CANCELLED_TOKENS,
             End::Failed(_) => u32::MAX,
         };
-        if row.computed < least || !self.index.borrow().is_enabled() {
+        self.keep(row, least);
+    }
+
+    /// Keeps the row's sequence if it holds `least` tokens or more.
+    fn keep(&mut self, row: &mut Row, least: u32) {
+        if row.computed < least || !row.placement.prompt_cache {
             return self.close(row);
         }
         let (Some(engine), Some(sequence)) = (self.engine.as_mut(), row.sequence) else { return };
@@ -250,9 +311,19 @@ impl Core {
         oldest.map(|sequence| self.close_sequence(sequence)).is_some()
     }
 
-    fn close_sequence(&mut self, sequence: SequenceId) {
+    pub(crate) fn close_sequence(&mut self, sequence: SequenceId) {
         if let Some(engine) = self.engine.as_mut() {
             engine.close(sequence);
         }
     }
+}
+
+/// Whether a paused row's memory may be taken for a newcomer of this class.
+fn below(row: &Row, level: Priority) -> bool {
+    row.is_parked() || row.level <= level
+}
+
+/// Whether a running row may be set back for a newcomer of this class.
+fn background(row: &Row, level: Priority) -> bool {
+    row.level == Priority::Background && level > Priority::Background
 }

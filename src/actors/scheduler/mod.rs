@@ -1,7 +1,8 @@
 //! `BatchScheduler`: one a chat model, supervised, on the compute thread.
 //!
-//! Handlers only, and the loop: one spawned future at a time that yields to the runtime
-//! before each step, so that neighbours on the thread, timers and mail get their turn.
+//! Handlers only, and the loop: one spawned future at a time that asks for a turn on the
+//! compute thread ([`super::turns`]) before each step, so that other lanes, neighbours on the
+//! thread, timers and mail get theirs. Native jobs run on a lane of their own, between steps.
 //! It never sends itself messages. What a step does is in [`core`] and its siblings,
 //! which know no actor.
 //!
@@ -10,11 +11,20 @@
 //! fields and its mail, and `started` asks the loader again after a pause, as long as
 //! the restart budget lasts.
 
+mod admission;
 pub(crate) mod core;
+mod fairness;
+pub(crate) mod fill;
 mod finish;
 mod gauge;
+mod lookup;
 mod memory;
+pub(crate) mod native;
+mod pace;
+mod placement;
 pub(crate) mod plan;
+mod rate;
+mod recover;
 pub(crate) mod restart;
 pub(crate) mod row;
 mod step;
@@ -29,10 +39,13 @@ use actix::prelude::*;
 
 use crate::actors::loader::{LoadJob, Loader};
 use crate::actors::messages::{
-    Accepted, Admit, CloseReleased, Drain, Drained, EngineCondition, EngineState, Loaded, Reset,
+    Accepted, Admit, CloseReleased, Drain, Drained, EngineCondition, EngineState, Loaded, Reset, RunNative,
 };
 use crate::actors::scheduler::core::{Core, Progress, SharedIndex, panic_message};
+use crate::actors::scheduler::native::{NativeJobs, Queued};
+use crate::actors::scheduler::recover::Fault;
 use crate::actors::scheduler::restart::{RestartBudget, RestartPolicy};
+use crate::actors::turns::{ComputeTurns, Lane, Turn};
 use crate::model::text::TextModel;
 use crate::model::{Engine, EngineInfo, LoadedModel, ModelSource};
 use crate::observe::fields;
@@ -42,6 +55,7 @@ use crate::types::{EngineError, Epoch, Failure, FailureReason, Refusal};
 pub(crate) struct SchedulerParts {
     pub(crate) settings: core::Settings,
     pub(crate) index: SharedIndex,
+    pub(crate) turns: ComputeTurns,
     /// Index of the model in the instance.
     pub(crate) model: usize,
     pub(crate) source: Arc<dyn ModelSource>,
@@ -79,7 +93,14 @@ pub(crate) struct BatchScheduler {
     gateway: WeakRecipient<EngineState>,
     cache: WeakRecipient<Reset>,
     phase: Phase,
+    steps: Lane,
+    jobs: NativeJobs,
+    jobs_lane: Lane,
+    /// A turn for native jobs is asked for.
+    jobs_armed: bool,
     turn: Loop,
+    /// Whether the restart that is due counts against the budget.
+    counts: bool,
     /// Names the one future that may take the next turn. A pause that was cut short can be
     /// polled once more before it is gone, and must not become a second loop.
     turn_number: u64,
@@ -90,6 +111,11 @@ impl BatchScheduler {
     pub(crate) fn new(parts: SchedulerParts) -> Self {
         Self {
             core: Core::new(parts.settings, parts.index),
+            steps: parts.turns.lane(1.0),
+            jobs: NativeJobs::default(),
+            jobs_lane: parts.turns.lane(1.0),
+            jobs_armed: false,
+            counts: true,
             model: parts.model,
             source: parts.source,
             loader: parts.loader,
@@ -113,9 +139,8 @@ impl BatchScheduler {
             Loop::Idle => {}
         }
         self.turn = Loop::Armed;
-        // `yield_now` rather than waking oneself: the runtime polls its driver in between.
         let number = self.next_turn();
-        let turn = tokio::task::yield_now().into_actor(self).map(move |(), me, ctx| me.turn(number, ctx));
+        let turn = self.steps.turn().into_actor(self).map(move |turn, me, ctx| me.turn(number, &turn, ctx));
         ctx.spawn(turn);
     }
 
@@ -124,21 +149,50 @@ impl BatchScheduler {
         self.turn_number
     }
 
-    fn turn(&mut self, number: u64, ctx: &mut Context<Self>) {
+    fn turn(&mut self, number: u64, turn: &Turn, ctx: &mut Context<Self>) {
         if number != self.turn_number {
             return;
         }
         self.turn = Loop::Idle;
-        match self.core.step() {
+        match self.core.step(turn.budget) {
             Progress::More => self.wake(ctx),
             Progress::Pause(pause) => {
                 let number = self.next_turn();
-                let handle = ctx.run_later(pause, move |me, ctx| me.turn(number, ctx));
+                let handle = ctx.run_later(pause, move |me, ctx| me.pause_is_over(number, ctx));
                 self.turn = Loop::Paused(handle);
             }
             Progress::Idle => {}
             Progress::Broken(error) => self.broke(&error, ctx),
         }
+    }
+
+    fn pause_is_over(&mut self, number: u64, ctx: &mut Context<Self>) {
+        if number == self.turn_number {
+            self.turn = Loop::Idle;
+            self.wake(ctx);
+        }
+    }
+
+    /// Makes sure that native jobs get a turn.
+    fn wake_jobs(&mut self, ctx: &mut Context<Self>) {
+        if self.jobs_armed || self.jobs.is_empty() || self.core.engine.is_none() {
+            return;
+        }
+        self.jobs_armed = true;
+        let turn = self.jobs_lane.turn().into_actor(self).map(|turn, me, ctx| me.run_jobs(&turn, ctx));
+        ctx.spawn(turn);
+    }
+
+    fn run_jobs(&mut self, turn: &Turn, ctx: &mut Context<Self>) {
+        self.jobs_armed = false;
+        let Some(engine) = self.core.engine.as_deref_mut() else { return };
+        let panicked = self.jobs.run(engine, turn.budget);
+        if panicked && !engine.info().survives_panics {
+            let message = "a native job panicked".to_owned();
+            return self.broke(&EngineError::Panicked { message }, ctx);
+        }
+        self.core.publish();
+        self.wake_jobs(ctx);
     }
 
     fn broke(&mut self, error: &EngineError, ctx: &mut Context<Self>) {
@@ -149,11 +203,23 @@ impl BatchScheduler {
             step = self.core.settings.gauges.steps.get(),
             rows = self.core.in_step.len(),
             %error,
-            "the engine failed; its step's requests end, the others wait for a new engine"
+            "the engine failed; its requests wait for a new one"
         );
         // Before any client hears of it, so that its next try finds the state changed.
         self.report(EngineCondition::Restarting);
-        self.core.lose_engine();
+        let failure = Failure::new(
+            FailureReason::EngineRestarted,
+            "the engine failed while this was computed and is being restarted; send the request again",
+        );
+        self.jobs.fail_all(&failure, None);
+        self.counts = match self.core.lose_engine() {
+            Fault::Engine => true,
+            Fault::Row => {
+                // Its first break was taken for the engine's.
+                self.budget.give_back();
+                false
+            }
+        };
         self.phase = Phase::Restarting;
         // The supervisor calls `restarting`, then `started`.
         ctx.stop();
@@ -162,7 +228,9 @@ impl BatchScheduler {
     /// Takes one restart from the budget and loads after its pause, or gives up.
     fn rebuild(&mut self, ctx: &mut Context<Self>) {
         let now = self.core.settings.clock.now();
-        let Some(pause) = self.budget.take(now) else {
+        let counts = std::mem::replace(&mut self.counts, true);
+        let pause = if counts { self.budget.take(now) } else { Some(self.budget.uncounted()) };
+        let Some(pause) = pause else {
             return self.fail("its engine failed too often in too short a time".into());
         };
         self.core.settings.gauges.engine_restarts.up();
@@ -194,6 +262,7 @@ impl BatchScheduler {
             .map_err(|error| error.to_string())?;
         self.serve(engine, text);
         self.wake(ctx);
+        self.wake_jobs(ctx);
         Ok(())
     }
 
@@ -225,6 +294,8 @@ impl BatchScheduler {
         self.phase = Phase::Failed(message.clone());
         // No loop runs any more: that is a failure, which health tells, and not a hang.
         self.core.rest();
+        let failure = Failure::new(FailureReason::EngineRestarted, "the engine could not be brought up");
+        self.jobs.fail_all(&failure, None);
         self.core.fail_all(&Failure::new(
             FailureReason::EngineRestarted,
             "the engine could not be brought up again",
@@ -239,7 +310,8 @@ impl BatchScheduler {
         gateway.do_send(EngineState { model, epoch: self.core.epoch, state });
     }
 
-    fn admit(&mut self, admit: Admit) -> Result<Accepted, Refusal> {
+    /// Whether requests are taken.
+    fn open(&self) -> Result<(), Refusal> {
         if self.draining {
             return Err(Refusal::Draining);
         }
@@ -252,8 +324,7 @@ impl BatchScheduler {
                 return Err(Refusal::EngineFailed { model, message });
             }
         }
-        self.core.enqueue(admit)?;
-        Ok(Accepted)
+        Ok(())
     }
 }
 
@@ -284,6 +355,7 @@ impl Supervised for BatchScheduler {
     fn restarting(&mut self, _: &mut Self::Context) {
         // Futures and timers of the old context are gone; handles to them mean nothing.
         self.turn = Loop::Idle;
+        self.jobs_armed = false;
     }
 }
 
@@ -291,9 +363,21 @@ impl Handler<Admit> for BatchScheduler {
     type Result = Result<Accepted, Refusal>;
 
     fn handle(&mut self, admit: Admit, ctx: &mut Self::Context) -> Self::Result {
-        let accepted = self.admit(admit)?;
+        self.open()?;
+        self.core.enqueue(admit)?;
         self.wake(ctx);
-        Ok(accepted)
+        Ok(Accepted)
+    }
+}
+
+impl Handler<RunNative> for BatchScheduler {
+    type Result = Result<Accepted, Refusal>;
+
+    fn handle(&mut self, run: RunNative, ctx: &mut Self::Context) -> Self::Result {
+        self.open()?;
+        self.jobs.push(Queued { job: run.job, ticket: run.ticket });
+        self.wake_jobs(ctx);
+        Ok(Accepted)
     }
 }
 
@@ -335,7 +419,10 @@ impl Handler<Drain> for BatchScheduler {
             FailureReason::ShuttingDown,
             "the server is shutting down; send the request again later",
         );
-        let ended = catch_unwind(AssertUnwindSafe(|| self.core.fail_all(&failure)));
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            self.core.fail_all(&failure);
+            self.jobs.fail_all(&failure, self.core.engine.as_deref_mut().map(|engine| engine as _));
+        }));
         if let Err(payload) = ended {
             let message = panic_message(&*payload);
             tracing::error!(target: fields::ENGINE, %message, "the engine failed while draining");

@@ -1,91 +1,109 @@
 //! How many prompt tokens go beside the decode tokens of a step. Pure: numbers in,
 //! numbers out, no engine, no row.
 //!
-//! Every running row that owes one token gets it. Rows that owe more share what the
-//! time budget leaves, shortest remainder first so that a short prompt never waits for
-//! a long one, but a row that was passed over [`PATIENCE`] times goes first. Some prompt
-//! tokens go in every step, so neither side starves.
+//! Every decoding row gets its token. Rows that owe more share what the time budget
+//! leaves: the step may take `max_itl` and `growth` times what it would take without
+//! prompt tokens, whichever is less. The most urgent class goes first, in it the shortest
+//! remainder, so that a short prompt never waits for a long one; but a row that was passed
+//! over as often as its class's patience allows goes before all. Some prompt tokens go in
+//! every step, so neither side starves.
 
 use std::time::Duration;
 
+use crate::actors::scheduler::pace::{Pace, Work};
+use crate::types::Priority;
+
 /// Prompt tokens that a step always takes, whatever the budget says.
-pub(crate) const LEAST_PREFILL: u32 = 16;
+pub(crate) const LEAST_PREFILL: u32 = 8;
 /// Prompt tokens beside decode tokens before anything was measured.
 pub(crate) const UNMEASURED_PREFILL: u32 = 32;
-/// Steps that a prefilling row can be passed over before it goes first.
-pub(crate) const PATIENCE: u32 = 4;
 
 /// Limits of a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Prompt tokens of a step, at most.
     pub(crate) max_chunk: u32,
-    /// Time of a step with prompt tokens while rows decode.
-    pub(crate) prefill_budget: Duration,
+    /// Longest time between two tokens of a stream.
+    pub(crate) max_itl: Duration,
+    /// The same as a multiple of what it would be without prompt tokens, at least 1.
+    pub(crate) growth: f64,
 }
 
-/// A row that owes more than one token.
+/// A row that owes a piece of its prompt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prefilling {
     /// Tokens it owes.
     pub(crate) owed: u32,
+    /// Tokens it holds.
+    pub(crate) start: u32,
+    /// Its class, with age.
+    pub(crate) level: Priority,
     /// Steps in a row in which it got nothing.
     pub(crate) passed_over: u32,
 }
 
-/// Measured step times, as moving averages.
+/// The decode side of a step.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Pace {
-    /// A step without prompt tokens, seconds.
-    decode_s: Option<f64>,
-    /// What a prompt token adds, seconds.
-    token_s: Option<f64>,
+pub(crate) struct Decoding {
+    /// What it computes.
+    pub(crate) work: Work,
+    /// Whether somebody waits for these tokens: rows in the background do not count.
+    pub(crate) watched: bool,
 }
 
-impl Pace {
-    /// Takes one step's time into account.
-    pub(crate) fn record(&mut self, decoding: usize, prefill_tokens: u32, took: Duration) {
-        let took = took.as_secs_f64();
-        if prefill_tokens == 0 {
-            self.decode_s = Some(blend(self.decode_s, took));
-        } else {
-            let decode = if decoding > 0 { self.decode_s.unwrap_or(0.0) } else { 0.0 };
-            let token = (took - decode).max(0.0) / f64::from(prefill_tokens);
-            self.token_s = Some(blend(self.token_s, token));
-        }
-    }
-
-    /// Prompt tokens that fit into `budget` beside the decode tokens.
-    fn tokens_within(&self, budget: Duration) -> u32 {
-        let Some(token) = self.token_s else { return UNMEASURED_PREFILL };
-        let left = budget.as_secs_f64() - self.decode_s.unwrap_or(0.0);
-        // `as` saturates: nothing per token gives infinity, a negative rest gives 0.
-        (left.max(0.0) / token.max(1e-9)) as u32
+/// Steps that a prefilling row can be passed over before it goes first.
+pub(crate) fn patience(level: Priority) -> u32 {
+    match level {
+        Priority::Interactive => 4,
+        Priority::Normal => 8,
+        Priority::Background => 32,
     }
 }
 
-fn blend(old: Option<f64>, new: f64) -> f64 {
-    old.map_or(new, |old| old * 0.75 + new * 0.25)
+/// Time that the step may take, seconds; `None` = any.
+pub(crate) fn time_limit(decoding: &Decoding, limits: &Limits, pace: &Pace) -> Option<f64> {
+    decoding.watched.then(|| {
+        let alone = pace.seconds(decoding.work);
+        limits.max_itl.as_secs_f64().min(alone * limits.growth.max(1.0))
+    })
 }
 
 /// Tokens for each prefilling row, in their order; 0 = passed over in this step.
-pub(crate) fn share(rows: &[Prefilling], decoding: usize, limits: Limits, pace: &Pace) -> Vec<u32> {
+/// `turn`: how long others on the thread can spare it.
+pub(crate) fn share(
+    rows: &[Prefilling],
+    decoding: &Decoding,
+    limits: &Limits,
+    pace: &Pace,
+    turn: Option<Duration>,
+) -> Vec<u32> {
+    let limit = [time_limit(decoding, limits, pace), turn.map(|turn| turn.as_secs_f64())];
+    let limit = limit.into_iter().flatten().reduce(f64::min);
     let max_chunk = limits.max_chunk.max(1);
-    let mut left = if decoding == 0 {
-        max_chunk
-    } else {
-        pace.tokens_within(limits.prefill_budget).clamp(LEAST_PREFILL.min(max_chunk), max_chunk)
-    };
     let mut order: Vec<usize> = (0..rows.len()).collect();
     // A stable sort: rows come in order of arrival, which decides between equals.
     order.sort_by_key(|&index| {
-        let Prefilling { owed, passed_over } = rows[index];
-        if passed_over >= PATIENCE { (0, u32::MAX - passed_over) } else { (1, owed) }
+        let row = rows[index];
+        let overdue = row.passed_over >= patience(row.level);
+        let rank = if overdue { u32::MAX - row.passed_over } else { row.owed };
+        (!overdue, if overdue { Priority::Interactive } else { row.level }.rank(), rank)
     });
     let mut given = vec![0; rows.len()];
+    let (mut work, mut taken) = (decoding.work, 0);
     for index in order {
-        given[index] = rows[index].owed.min(left);
-        left -= given[index];
+        let row = rows[index];
+        let room = match limit {
+            None => max_chunk,
+            Some(_) if !pace.knows_prompts() => UNMEASURED_PREFILL.min(max_chunk),
+            Some(limit) => {
+                let within = pace.prompt_tokens_within(work, row.start, limit).saturating_add(taken);
+                within.clamp(LEAST_PREFILL.min(max_chunk), max_chunk)
+            }
+        };
+        let tokens = row.owed.min(room.saturating_sub(taken));
+        given[index] = tokens;
+        taken += tokens;
+        work = work.with_prompt(row.start, tokens);
     }
     given
 }
@@ -96,66 +114,107 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: Limits = Limits { max_chunk: 512, prefill_budget: Duration::from_millis(100) };
+    const LIMITS: Limits = Limits { max_chunk: 512, max_itl: Duration::from_millis(100), growth: 10.0 };
 
     fn row(owed: u32) -> Prefilling {
-        Prefilling { owed, passed_over: 0 }
+        Prefilling { owed, start: 0, level: Priority::Normal, passed_over: 0 }
+    }
+
+    fn decoding(rows: u32) -> Decoding {
+        let work = (0..rows).fold(Work::default(), |work, _| work.with_decode(0, 1));
+        Decoding { work, watched: rows > 0 }
+    }
+
+    /// 20 ms for a step, 1 ms a prompt token.
+    fn measured(scale: u32) -> Pace {
+        let mut pace = Pace::default();
+        for tokens in [16, 40, 80, 160] {
+            let beside = decoding(1).work;
+            pace.record(beside, Duration::from_millis(20) * scale);
+            pace.record(beside.with_prompt(0, tokens), Duration::from_millis(20 + u64::from(tokens)) * scale);
+        }
+        pace
+    }
+
+    fn shared(rows: &[Prefilling], decode_rows: u32, pace: &Pace) -> Vec<u32> {
+        share(rows, &decoding(decode_rows), &LIMITS, pace, None)
     }
 
     #[test]
     fn alone_a_prompt_gets_whole_chunks() {
-        assert_eq!(share(&[row(2000)], 0, LIMITS, &Pace::default()), [512]);
-        assert_eq!(share(&[row(100)], 0, LIMITS, &Pace::default()), [100]);
+        assert_eq!(shared(&[row(2000)], 0, &Pace::default()), [512]);
+        assert_eq!(shared(&[row(100)], 0, &Pace::default()), [100]);
     }
 
     #[test]
     fn beside_streams_the_measured_time_decides() {
-        let mut pace = Pace::default();
-        assert_eq!(share(&[row(2000)], 3, LIMITS, &pace), [UNMEASURED_PREFILL]);
-        pace.record(3, 0, Duration::from_millis(20));
-        pace.record(3, 40, Duration::from_millis(60));
-        assert_eq!(share(&[row(2000)], 3, LIMITS, &pace), [80], "(100 - 20) ms at 1 ms a token");
-        pace.record(3, 0, Duration::from_secs(9));
-        assert_eq!(share(&[row(2000)], 3, LIMITS, &pace), [LEAST_PREFILL], "slow, but never nothing");
+        assert_eq!(shared(&[row(2000)], 1, &Pace::default()), [UNMEASURED_PREFILL]);
+        let given = shared(&[row(2000)], 1, &measured(1))[0];
+        assert!((75..=85).contains(&given), "(100 - 20) ms at 1 ms a token: {given}");
+        assert_eq!(shared(&[row(2000)], 1, &measured(50)), [LEAST_PREFILL], "slow, but never nothing");
     }
 
     #[test]
-    fn a_short_prompt_does_not_wait_for_a_long_one() {
-        assert_eq!(share(&[row(5000), row(30)], 1, LIMITS, &Pace::default()), [2, 30]);
-        let starving = Prefilling { owed: 5000, passed_over: PATIENCE };
-        assert_eq!(share(&[row(30), starving], 1, LIMITS, &Pace::default()), [0, 32]);
+    fn a_stream_slows_down_by_a_factor_at_most() {
+        let limits = Limits { growth: 2.0, ..LIMITS };
+        let given = share(&[row(2000)], &decoding(1), &limits, &measured(1), None)[0];
+        assert!((17..=23).contains(&given), "20 ms more at 1 ms a token: {given}");
+        let unwatched = Decoding { watched: false, ..decoding(1) };
+        assert_eq!(share(&[row(2000)], &unwatched, &limits, &measured(1), None), [512]);
+    }
+
+    #[test]
+    fn others_on_the_thread_shorten_a_prompts_piece() {
+        let turn = Some(Duration::from_millis(50));
+        let given = share(&[row(2000)], &decoding(0), &LIMITS, &measured(1), turn)[0];
+        assert!((25..=55).contains(&given), "{given}");
+    }
+
+    #[test]
+    fn a_short_prompt_does_not_wait_for_a_long_one_nor_an_urgent_one_for_others() {
+        assert_eq!(shared(&[row(5000), row(30)], 1, &Pace::default()), [2, 30]);
+        let starving = Prefilling { passed_over: patience(Priority::Normal), ..row(5000) };
+        assert_eq!(shared(&[row(30), starving], 1, &Pace::default()), [0, 32]);
+        let urgent = Prefilling { level: Priority::Interactive, ..row(5000) };
+        assert_eq!(shared(&[row(30), urgent], 1, &Pace::default()), [0, 32]);
     }
 
     proptest! {
         #[test]
         fn nobody_starves_and_nothing_exceeds_its_limit(
-            mut owed in prop::collection::vec(1u32..3000, 1..8),
-            arrivals in prop::collection::vec(1u32..50, 0..60),
-            decoding in 0usize..4,
-            step_ms in 1u64..400,
+            mut owed in prop::collection::vec((1u32..3000, 0usize..3), 1..8),
+            arrivals in prop::collection::vec((1u32..50, 0usize..3), 0..120),
+            decode_rows in 0u32..4,
+            scale in 1u32..20,
         ) {
-            let mut pace = Pace::default();
-            pace.record(1, 0, Duration::from_millis(step_ms));
-            pace.record(1, 16, Duration::from_millis(2 * step_ms));
+            let pace = measured(scale);
             let mut passed = vec![0u32; owed.len()];
             for new in arrivals {
                 owed.push(new);
                 passed.push(0);
                 let rows: Vec<Prefilling> = owed.iter().zip(&passed)
-                    .map(|(&owed, &passed_over)| Prefilling { owed, passed_over }).collect();
-                let given = share(&rows, decoding, LIMITS, &pace);
-                prop_assert!(given.iter().sum::<u32>() <= LIMITS.max_chunk);
-                prop_assert!(given.iter().sum::<u32>() >= LEAST_PREFILL.min(owed.iter().sum()));
+                    .map(|(&(owed, class), &passed_over)| {
+                        Prefilling { owed, start: 0, level: Priority::ALL[class], passed_over }
+                    }).collect();
+                let given = shared(&rows, decode_rows, &pace);
+                let all: u32 = given.iter().sum();
+                prop_assert!(all <= LIMITS.max_chunk);
+                prop_assert!(all >= LEAST_PREFILL.min(owed.iter().map(|(owed, _)| owed).sum()));
+                if decode_rows > 0 && all > LEAST_PREFILL {
+                    let step = decoding(decode_rows).work.with_prompt(0, all);
+                    prop_assert!(pace.seconds(step) <= LIMITS.max_itl.as_secs_f64() * 1.01);
+                }
                 for (index, &got) in given.iter().enumerate() {
-                    prop_assert!(got <= owed[index]);
-                    owed[index] -= got;
+                    prop_assert!(got <= owed[index].0);
+                    owed[index].0 -= got;
                     passed[index] = if got == 0 { passed[index] + 1 } else { 0 };
                 }
                 let waiting = owed.len() as u32;
-                prop_assert!(passed.iter().all(|&steps| steps <= PATIENCE + waiting));
-                let mut keep = owed.iter().map(|&rest| rest > 0);
+                let most = patience(Priority::Background) + waiting;
+                prop_assert!(passed.iter().all(|&steps| steps <= most));
+                let mut keep = owed.iter().map(|rest| rest.0 > 0);
                 passed.retain(|_| keep.next().unwrap_or(false));
-                owed.retain(|&rest| rest > 0);
+                owed.retain(|rest| rest.0 > 0);
                 if owed.is_empty() { break; }
             }
         }

@@ -55,6 +55,18 @@ impl RestartBudget {
     }
 }
 
+impl RestartBudget {
+    /// The last restart was not the engine's fault after all.
+    pub(crate) fn give_back(&mut self) {
+        self.recent.pop_back();
+    }
+
+    /// A restart that does not count: the pause before it.
+    pub(crate) fn uncounted(&self) -> Duration {
+        self.policy.first_pause
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,17 +9,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::actors::messages::Admit;
+use crate::actors::scheduler::fairness::{Candidate, level};
+use crate::actors::scheduler::fill::{Fill, MAX_SPAN, Policy, clamped};
+use crate::actors::scheduler::lookup::PromptLookup;
+use crate::actors::scheduler::placement::{HEADROOM_TOKENS, Placement};
 use crate::actors::scheduler::plan::Prefilling;
 use crate::actors::scheduler::stop::StopMatcher;
 use crate::actors::stream::{EventSink, Sent};
 use crate::model::text::TextModel;
 use crate::model::tokenizer::Detokenizer;
 use crate::types::{
-    FinishReason, PreparedPrompt, SamplingParams, SequenceId, Ticket, Timings, TokenId, Usage,
+    FinishReason, Priority, SamplingParams, SequenceId, Terms, Ticket, Timings, TokenId, Usage,
 };
 
-/// Tokens that are set aside beyond the prompt when a row may produce many.
-const HEADROOM_TOKENS: u32 = 256;
 /// Up to so many tokens to produce, all of them are set aside.
 const FULLY_RESERVED_TOKENS: u32 = 512;
 
@@ -28,6 +31,8 @@ pub(crate) struct Row {
     /// Arrival: greater = younger. Names the row inside the scheduler.
     pub(crate) order: u64,
     pub(crate) ticket: Ticket,
+    pub(crate) terms: Terms,
+    pub(crate) placement: Placement,
     pub(crate) events: EventSink,
     /// Prompt, then output.
     pub(crate) tokens: Vec<TokenId>,
@@ -39,6 +44,29 @@ pub(crate) struct Row {
     /// Tokens of the prompt that were reused when the row was first admitted.
     pub(crate) cached: Option<u32>,
     pub(crate) passed_over: u32,
+    /// Its class with the age that it had when it began to run.
+    pub(crate) level: Priority,
+    /// Younger ones that were admitted because they needed less memory.
+    pub(crate) overtaken: u32,
+    /// Steps that broke with this row in them.
+    pub(crate) crashes: u8,
+    /// Steps are taken alone until so many tokens are computed: one with this row in it broke.
+    pub(crate) suspect_until: Option<u32>,
+    /// Tokens that it holds after the step under way, or the last one.
+    pub(crate) step_end: u32,
+    /// It is among its client's running rows.
+    pub(crate) counted: bool,
+    /// When it was put into the queue first.
+    pub(crate) enqueued: Duration,
+    /// Tokens proposed to follow, to be verified in the next step.
+    pub(crate) proposed: Vec<TokenId>,
+    /// Output and proposed tokens in one piece, for the engine; only while a step is planned.
+    verifying: Vec<TokenId>,
+    fill: Option<Box<dyn Fill>>,
+    /// When it was put into the queue; `None` while it runs.
+    waiting_since: Option<Duration>,
+    /// Earlier stretches in the queue.
+    waited: Duration,
     /// Text that the client has no room for; while there is some the row is parked.
     pub(crate) outbox: String,
     pub(crate) stalled_since: Option<Duration>,
@@ -69,15 +97,31 @@ pub(crate) enum Flow {
 impl Row {
     pub(crate) fn new(
         order: u64,
-        ticket: Ticket,
-        prompt: PreparedPrompt,
-        events: EventSink,
+        admit: Admit,
+        placement: Placement,
         text: Arc<TextModel>,
+        now: Duration,
     ) -> Self {
+        let Admit { ticket, terms, prompt, fill, events } = admit;
+        let looked_up = || placement.lookup.then(|| Box::<PromptLookup>::default() as Box<dyn Fill>);
         Self {
             order,
             ticket,
+            level: terms.priority,
+            terms,
+            fill: fill.filter(|_| placement.fill).or_else(looked_up),
+            placement,
             events,
+            overtaken: 0,
+            crashes: 0,
+            suspect_until: None,
+            step_end: 0,
+            counted: false,
+            enqueued: now,
+            proposed: Vec::new(),
+            verifying: Vec::new(),
+            waiting_since: Some(now),
+            waited: Duration::ZERO,
             prompt_tokens: count(prompt.tokens.len()),
             tokens: prompt.tokens,
             computed: 0,
@@ -120,8 +164,104 @@ impl Row {
 
     /// For the plan, if the row owes more than one token.
     pub(crate) fn prefilling(&self) -> Option<Prefilling> {
+        let (owed, start) = (self.owed(), self.computed);
+        (!self.is_decoding()).then_some(Prefilling {
+            owed,
+            start,
+            level: self.level,
+            passed_over: self.passed_over,
+        })
+    }
+
+    /// Whether it owes what it last produced, and nothing older: one token, or a run of known ones.
+    pub(crate) fn is_decoding(&self) -> bool {
         let owed = self.owed();
-        (owed > 1).then_some(Prefilling { owed, passed_over: self.passed_over })
+        owed == 1 || (owed > 0 && owed <= self.produced() && owed as usize <= MAX_SPAN + 1)
+    }
+
+    /// Time spent in the queue.
+    pub(crate) fn waited(&self, now: Duration) -> Duration {
+        let stretch = self.waiting_since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
+        self.waited.saturating_add(stretch)
+    }
+
+    /// For the choice of the next row.
+    pub(crate) fn candidate(&self, now: Duration) -> Candidate<'_> {
+        Candidate {
+            order: self.order,
+            priority: self.terms.priority,
+            waited: self.waited(now),
+            owed: self.owed(),
+            client: &self.terms.client,
+        }
+    }
+
+    /// It runs from now on, in the class that its age has brought it to.
+    pub(crate) fn start(&mut self, now: Duration, ageing: Duration) {
+        self.waited = self.waited(now);
+        self.waiting_since = None;
+        self.level = level(self.terms.priority, self.waited, ageing);
+    }
+
+    /// It waits from now on.
+    pub(crate) fn wait(&mut self, now: Duration) {
+        self.waiting_since = Some(now);
+        self.overtaken = 0;
+        self.passed_over = 0;
+    }
+
+    /// Has tokens looked up that may follow, at most `most` of them.
+    pub(crate) fn look_up(&mut self, context: u32, most: usize) {
+        let most = most.min(self.room_to_propose(context));
+        if !self.placement.lookup || !self.proposed.is_empty() || most == 0 {
+            return;
+        }
+        let Some(fill) = self.fill.as_mut() else { return };
+        let Some(proposal) = fill.propose(&self.tokens, most) else { return };
+        match clamped(proposal, &self.end_tokens, most) {
+            Some(proposal) => self.proposed = proposal.tokens,
+            None => fill.commit(0),
+        }
+    }
+
+    /// Tokens worth proposing; see [`Fill::worth`].
+    pub(crate) fn worth(&self, rows: usize, step: f64, token: f64) -> usize {
+        self.fill.as_ref().map_or(0, |fill| fill.worth(rows, step, token))
+    }
+
+    /// Proposals beyond these could not be kept.
+    fn room_to_propose(&self, context: u32) -> usize {
+        let rest = self.max_new_tokens.saturating_sub(self.produced() + 1);
+        rest.min(context.saturating_sub(self.len() + 1)) as usize
+    }
+
+    /// Its proposals are of no use: it has to compute something else first.
+    pub(crate) fn drop_proposed(&mut self) {
+        if !self.proposed.is_empty() {
+            self.proposed.clear();
+            self.taken(0);
+        }
+    }
+
+    /// So many of the proposed tokens were right.
+    pub(crate) fn taken(&mut self, count: usize) {
+        if let Some(fill) = self.fill.as_mut() {
+            fill.commit(count);
+        }
+    }
+
+    /// Lays output and proposals side by side for [`Self::verified_input`].
+    pub(crate) fn lay_out(&mut self) {
+        self.verifying.clear();
+        let output = self.tokens.get(self.prompt_tokens as usize..).unwrap_or(&[]);
+        self.verifying.extend_from_slice(output);
+        self.verifying.extend_from_slice(&self.proposed);
+    }
+
+    /// The last token with the proposals, and the output with the proposals.
+    pub(crate) fn verified_input(&self) -> Option<(&[TokenId], &[TokenId])> {
+        let start = self.verifying.len().checked_sub(self.proposed.len() + 1)?;
+        Some((self.verifying.get(start..)?, &self.verifying))
     }
 
     /// Whether the client does not keep up.
@@ -145,7 +285,6 @@ impl Row {
     pub(crate) fn admit(&mut self, sequence: SequenceId, reused: u32, now: Duration) -> bool {
         self.sequence = Some(sequence);
         self.computed = reused;
-        self.passed_over = 0;
         let first = self.cached.is_none();
         if first {
             self.cached = Some(reused);
@@ -158,7 +297,7 @@ impl Row {
     pub(crate) fn set_back(&mut self) {
         self.sequence = None;
         self.computed = 0;
-        self.passed_over = 0;
+        self.drop_proposed();
     }
 
     /// Takes a new token: history, text, ends. Puts text into the outbox and says
@@ -176,6 +315,27 @@ impl Row {
         }
         let full = self.produced() >= self.max_new_tokens || self.len() >= context;
         full.then(|| self.end_of_text(FinishReason::Length))
+    }
+
+    /// Takes the tokens that are known to follow the last one, if any are.
+    pub(crate) fn accept_known(&mut self, context: u32, now: Duration) -> Option<FinishReason> {
+        if !self.placement.fill {
+            return None;
+        }
+        let most = self.room_to_propose(context);
+        let fill = self.fill.as_mut()?;
+        let proposal = fill.propose(&self.tokens, most)?;
+        let Some(proposal) = clamped(proposal, &self.end_tokens, most) else {
+            fill.commit(0);
+            return None;
+        };
+        if proposal.policy == Policy::Verify {
+            self.proposed = proposal.tokens;
+            return None;
+        }
+        self.taken(proposal.tokens.len());
+        // Within the room there was, so only a stop string can end the answer here.
+        proposal.tokens.into_iter().find_map(|token| self.accept(token, context, now))
     }
 
     /// No token follows: releases half characters and withheld text.
@@ -215,6 +375,11 @@ impl Row {
         }
     }
 
+    /// When it ran first.
+    pub(crate) fn admitted(&self) -> Option<Duration> {
+        self.admitted
+    }
+
     /// Token counts so far.
     pub(crate) fn usage(&self) -> Usage {
         Usage {
@@ -222,6 +387,21 @@ impl Row {
             cached_tokens: self.cached.unwrap_or(0),
             completion_tokens: self.produced(),
         }
+    }
+
+    /// Records what is known only at the end.
+    pub(crate) fn trace_end(&self, outcome: &'static str, now: Duration) {
+        let trace = &self.ticket.trace;
+        if let Some(admitted) = self.admitted {
+            let first = self.first_token.unwrap_or(now);
+            let cached = self.cached.unwrap_or(0);
+            let attributes = [("promptTokens", self.prompt_tokens.into()), ("cachedTokens", cached.into())];
+            trace.span("prefill.total", admitted, first, &attributes);
+            if self.first_token.is_some() {
+                trace.span("decode.total", first, now, &[("tokens", self.produced().into())]);
+            }
+        }
+        trace.finish(outcome, now);
     }
 
     /// Where the time went, for a row that ends at `now`.

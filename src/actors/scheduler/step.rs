@@ -3,24 +3,37 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use crate::actors::scheduler::core::{Core, End};
-use crate::actors::scheduler::plan::{Prefilling, share};
+use crate::actors::scheduler::core::{Core, End, panic_message};
+use crate::actors::scheduler::fairness::{OUTPUT_SERVICE, PROMPT_SERVICE};
+use crate::actors::scheduler::pace::Work;
+use crate::actors::scheduler::placement::Lane;
+use crate::actors::scheduler::plan::{Decoding, Prefilling, share};
 use crate::actors::scheduler::row::{Flow, Row};
 use crate::model::{PlanRow, RowOutcome, SampleFor, StepOutcome, StepPlan, Want};
-use crate::types::{EngineError, Failure, FailureReason, TokenId};
+use crate::types::{EngineError, Failure, FailureReason, Priority, TokenId};
+
+/// Tokens proposed a row before a step's time is known.
+const UNMEASURED_PROPOSALS: usize = 4;
 
 /// A row's part of a step.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     order: u64,
+    /// Position of its first token.
+    start: u32,
+    /// Tokens computed, proposed ones included.
     tokens: u32,
+    /// How many of them are proposed.
+    proposed: u32,
     /// It reaches the end of the row's tokens, so a new one is drawn.
     samples: bool,
+    /// A piece of a prompt, or of what is computed anew.
+    prefill: bool,
 }
 
 impl Core {
     /// True if the engine computed something.
-    pub(crate) fn compute(&mut self) -> Result<bool, EngineError> {
+    pub(crate) fn compute(&mut self, turn: Option<Duration>) -> Result<bool, EngineError> {
         self.in_step.clear();
         self.close_released();
         self.sweep();
@@ -28,47 +41,98 @@ impl Core {
             return Ok(false);
         }
         self.admit_waiting()?;
-        let spans = self.plan();
+        let spans = self.plan(turn);
         let spans = self.with_room(spans)?;
         if spans.is_empty() {
-            return Ok(false);
+            return Ok(self.memory_short);
         }
         let before = self.now();
-        let outcome = match self.run(&spans) {
-            Ok(outcome) => outcome,
-            Err(error) => return self.refused(&spans, error),
+        let outcome = match catch_unwind(AssertUnwindSafe(|| self.run(&spans))) {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(error)) => return self.refused(&spans, error),
+            Err(payload) => return self.broke(EngineError::Panicked { message: panic_message(&*payload) }),
         };
-        self.measure(&spans, self.now().saturating_sub(before));
+        self.measure(&spans, before);
         self.commit(&spans, outcome);
-        self.in_step.clear();
+        self.step_was_good();
         Ok(true)
     }
 
-    /// Tokens for every running row whose client keeps up.
-    fn plan(&mut self) -> Vec<Span> {
-        let ready = |row: &&Row| !row.is_parked() && row.owed() > 0;
-        let prefilling: Vec<Prefilling> =
-            self.running.iter().filter(ready).filter_map(Row::prefilling).collect();
-        let decoding = self.running.iter().filter(ready).count() - prefilling.len();
-        let mut given = share(&prefilling, decoding, self.settings.limits, &self.pace).into_iter();
-        let mut spans = Vec::new();
-        for row in self.running.iter_mut().filter(|row| ready(&&**row)) {
-            let tokens = if row.owed() > 1 { given.next().unwrap_or(0) } else { 1 };
-            row.passed_over = if tokens == 0 { row.passed_over.saturating_add(1) } else { 0 };
-            if tokens > 0 {
-                spans.push(Span { order: row.order, tokens, samples: tokens == row.owed() });
+    /// Tokens for every running row whose client keeps up. Rows that must be alone take turns
+    /// with all others together.
+    fn plan(&mut self, turn: Option<Duration>) -> Vec<Span> {
+        let ready = |row: &Row| !row.is_parked() && row.owed() > 0;
+        let alone = |row: &Row| row.placement.lane == Lane::Serial || row.suspect_until.is_some();
+        let first = self.running.iter().find(|row| ready(row) && alone(row)).map(|row| row.order);
+        let others = self.running.iter().any(|row| ready(row) && !alone(row));
+        let lone = first.filter(|_| !others || !self.alone_last);
+        self.alone_last = lone.is_some();
+        match lone {
+            Some(order) => {
+                // The others wait: as long as between two of their tokens, no longer.
+                let limit = others.then_some(self.settings.limits.max_itl);
+                let turn = [turn, limit].into_iter().flatten().min();
+                self.spans(|row| row.order == order, turn)
             }
+            None => self.spans(|row| ready(row) && !alone(row), turn),
+        }
+    }
+
+    fn spans(&mut self, takes_part: impl Fn(&Row) -> bool, turn: Option<Duration>) -> Vec<Span> {
+        let decoding = self.decoding(&takes_part);
+        let rows = || self.running.iter().filter(|row| takes_part(row));
+        let prefilling: Vec<Prefilling> = rows().filter_map(Row::prefilling).collect();
+        let given = share(&prefilling, &decoding, &self.settings.limits, &self.pace, turn);
+        let mut given = given.into_iter();
+        let mut spans = Vec::new();
+        for row in self.running.iter_mut().filter(|row| takes_part(row)) {
+            let prefill = !row.is_decoding();
+            let tokens = if prefill { given.next().unwrap_or(0) } else { row.owed() };
+            row.passed_over = if tokens == 0 { row.passed_over.saturating_add(1) } else { 0 };
+            if tokens == 0 {
+                continue;
+            }
+            if row.owed() > 1 {
+                row.drop_proposed();
+            }
+            let proposed = u32::try_from(row.proposed.len()).unwrap_or(0);
+            let samples = tokens == row.owed();
+            let (order, start, tokens) = (row.order, row.computed, tokens + proposed);
+            spans.push(Span { order, start, tokens, proposed, samples, prefill });
         }
         spans
+    }
+
+    /// The decode side of a step, with what is proposed for it.
+    fn decoding(&mut self, takes_part: impl Fn(&Row) -> bool) -> Decoding {
+        let mut decoding = Decoding::default();
+        let mut count = 0;
+        for row in self.running.iter().filter(|row| takes_part(row) && row.is_decoding()) {
+            decoding.work = decoding.work.with_decode(row.computed, row.owed());
+            decoding.watched |= row.terms.priority > Priority::Background;
+            count += 1;
+        }
+        let context = self.engine.as_ref().map_or(0, |engine| engine.info().context);
+        let step = self.pace.seconds(decoding.work);
+        let able = |row: &&mut Row| row.placement.lookup && row.owed() == 1 && row.produced() > 0;
+        for row in self.running.iter_mut().filter(|row| takes_part(row)).filter(able) {
+            let worth = if step > 0.0 {
+                row.worth(count, step, self.pace.decode_token(row.len()))
+            } else {
+                UNMEASURED_PROPOSALS
+            };
+            row.look_up(context, worth);
+            let proposed = u32::try_from(row.proposed.len()).unwrap_or(0);
+            decoding.work = decoding.work.with_decode(row.len(), proposed);
+        }
+        decoding
     }
 
     /// Drops the spans of rows that had to go for lack of memory.
     fn with_room(&mut self, spans: Vec<Span>) -> Result<Vec<Span>, EngineError> {
         for span in &spans {
-            let Some(row) = self.running.iter().find(|row| row.order == span.order) else { continue };
-            let needed = row.computed.saturating_add(span.tokens);
             self.in_step = vec![span.order];
-            self.make_room(span.order, needed)?;
+            self.make_room(span.order, span.start.saturating_add(span.tokens))?;
         }
         self.in_step.clear();
         Ok(spans.into_iter().filter(|span| self.running.iter().any(|row| row.order == span.order)).collect())
@@ -76,13 +140,22 @@ impl Core {
 
     fn run(&mut self, spans: &[Span]) -> Result<StepOutcome, EngineError> {
         self.in_step = spans.iter().map(|span| span.order).collect();
+        for span in spans {
+            if let Some(row) = self.find(span.order) {
+                row.step_end = span.start + span.tokens;
+                if span.proposed > 0 {
+                    row.lay_out();
+                }
+            }
+        }
         let Some(engine) = self.engine.as_mut() else {
             return Err(EngineError::InvalidPlan { message: "there is no engine".into() });
         };
-        let running = &self.running;
+        let mut running = self.running.iter();
+        // Spans are in the order of the rows.
         let rows: Vec<PlanRow<'_>> = spans
             .iter()
-            .filter_map(|span| plan_row(running.iter().find(|row| row.order == span.order)?, *span))
+            .filter_map(|span| plan_row(running.find(|row| row.order == span.order)?, *span))
             .collect();
         let count = rows.len();
         let handle = engine.submit(&StepPlan { rows })?;
@@ -94,13 +167,13 @@ impl Core {
         Ok(outcome)
     }
 
-    /// The step did not run. A plan that breaks a rule costs its rows, anything else the engine.
+    /// The step did not run. A plan that breaks a rule costs its rows, anything else is a break.
     fn refused(&mut self, spans: &[Span], error: EngineError) -> Result<bool, EngineError> {
         if matches!(
             error,
             EngineError::Device { .. } | EngineError::Panicked { .. } | EngineError::NotANumber
         ) {
-            return Err(error);
+            return self.broke(error);
         }
         tracing::error!(target: crate::observe::fields::ENGINE, %error, "a step was refused");
         for span in spans {
@@ -110,25 +183,45 @@ impl Core {
         Ok(true)
     }
 
-    fn measure(&mut self, spans: &[Span], took: Duration) {
-        let decoding = |span: &&Span| span.tokens == 1 && span.samples;
-        let decode_rows = spans.iter().filter(decoding).count();
-        let prefill_tokens = spans.iter().filter(|span| !decoding(span)).map(|span| span.tokens).sum();
-        self.pace.record(decode_rows, prefill_tokens, took);
+    fn measure(&mut self, spans: &[Span], before: Duration) {
+        let now = self.now();
+        let work = spans.iter().fold(Work::default(), |work, span| {
+            let add = if span.prefill { Work::with_prompt } else { Work::with_decode };
+            add(work, span.start, span.tokens)
+        });
+        let took = now.saturating_sub(before);
+        self.pace.record(work, took);
         self.settings.gauges.steps.up();
         self.settings.gauges.step_seconds.record(took);
+        for span in spans.iter().filter(|span| span.prefill) {
+            let Some(row) = self.running.iter().find(|row| row.order == span.order) else { continue };
+            self.accounts.charge(&row.terms.client, u64::from(span.tokens) * PROMPT_SERVICE);
+            let attributes = [
+                ("startToken", span.start.into()),
+                ("tokens", span.tokens.into()),
+                ("decodeTokens", work.decode_tokens.into()),
+                ("rows", spans.len().into()),
+            ];
+            row.ticket.trace.span("prefill.chunk", before, now, &attributes);
+        }
     }
 
     fn commit(&mut self, spans: &[Span], outcome: StepOutcome) {
         for (span, outcome) in spans.iter().zip(outcome.rows) {
             match outcome {
-                RowOutcome::Advanced if !span.samples => self.advance(span),
-                RowOutcome::Sampled { token, .. } if span.samples => {
-                    self.advance(span);
-                    self.accept(span.order, token);
+                RowOutcome::Advanced if !span.samples => self.advance(span.order, span.tokens),
+                RowOutcome::Sampled { token, .. } if span.samples && span.proposed == 0 => {
+                    self.advance(span.order, span.tokens);
+                    self.accept(span.order, &[token]);
+                }
+                RowOutcome::Verified { tokens } if span.proposed > 0 && is_verified(span, &tokens) => {
+                    self.verified(span, &tokens);
                 }
                 RowOutcome::Failed(error) => self.fail_row(span.order, &error),
-                RowOutcome::Advanced | RowOutcome::Sampled { .. } | RowOutcome::Logits(_) => {
+                RowOutcome::Advanced
+                | RowOutcome::Sampled { .. }
+                | RowOutcome::Verified { .. }
+                | RowOutcome::Logits(_) => {
                     let message = "the outcome is not what the plan wanted".into();
                     self.fail_row(span.order, &EngineError::InvalidPlan { message });
                 }
@@ -136,26 +229,45 @@ impl Core {
         }
     }
 
-    fn advance(&mut self, span: &Span) {
-        if let Some(row) = self.running.iter_mut().find(|row| row.order == span.order) {
-            row.computed += span.tokens;
+    fn verified(&mut self, span: &Span, tokens: &[TokenId]) {
+        let right = tokens.len() - 1;
+        let gauges = &self.settings.gauges;
+        gauges.proposed_tokens.add(u64::from(span.proposed));
+        gauges.proposed_right_tokens.add(right as u64);
+        if let Some(row) = self.find(span.order) {
+            row.proposed.clear();
+            row.taken(right);
+        }
+        self.advance(span.order, u32::try_from(tokens.len()).unwrap_or(u32::MAX));
+        self.accept(span.order, tokens);
+    }
+
+    fn advance(&mut self, order: u64, tokens: u32) {
+        if let Some(row) = self.find(order) {
+            row.computed += tokens;
         }
     }
 
-    /// Gives a new token to its row. A panic in host state costs that row alone.
-    fn accept(&mut self, order: u64, token: TokenId) {
+    /// Gives new tokens to their row. A panic in host state costs that row alone.
+    fn accept(&mut self, order: u64, tokens: &[TokenId]) {
         let now = self.now();
         let stall_timeout = self.settings.stall_timeout;
         let context = self.engine.as_ref().map_or(u32::MAX, |engine| engine.info().context);
         let Some(row) = self.running.iter_mut().find(|row| row.order == order) else { return };
+        let before = row.produced();
         let accepted = catch_unwind(AssertUnwindSafe(|| {
-            let finish = row.accept(token, context, now);
+            let finish = tokens.iter().find_map(|token| row.accept(*token, context, now));
+            let finish = finish.or_else(|| row.accept_known(context, now));
+            // What was verified beyond the end of the answer is not part of the row.
+            row.computed = row.computed.min(row.len());
             (finish, row.flush(now, stall_timeout))
         }));
-        self.settings.gauges.completion_tokens.up();
+        let produced = u64::from(row.produced() - before);
+        self.settings.gauges.completion_tokens.add(produced);
+        self.accounts.charge(&row.terms.client, produced * OUTPUT_SERVICE);
         let end = match accepted {
             Err(payload) => {
-                let message = super::core::panic_message(&*payload);
+                let message = panic_message(&*payload);
                 return self.fail_row(order, &EngineError::Panicked { message });
             }
             Ok((_, Flow::Closed)) => End::Cancelled,
@@ -186,18 +298,21 @@ impl Core {
     }
 }
 
+/// One token at least; no more than were proposed, and the one after them.
+fn is_verified(span: &Span, tokens: &[TokenId]) -> bool {
+    !tokens.is_empty() && tokens.len() <= span.proposed as usize + 1
+}
+
 fn plan_row(row: &Row, span: Span) -> Option<PlanRow<'_>> {
-    let start = row.computed as usize;
+    let sequence = row.sequence?;
+    let sample = |output| SampleFor { params: &row.sampling, position: row.len(), output, logprob: false };
+    if span.proposed > 0 {
+        let (input, output) = row.verified_input()?;
+        let want = Want::Verify(sample(output));
+        return Some(PlanRow { sequence, input, start: span.start, want });
+    }
+    let start = span.start as usize;
     let input = row.tokens.get(start..start + span.tokens as usize)?;
-    let want = if span.samples {
-        Want::Sample(SampleFor {
-            params: &row.sampling,
-            position: row.len(),
-            output: row.output(),
-            logprob: false,
-        })
-    } else {
-        Want::Nothing
-    };
-    Some(PlanRow { sequence: row.sequence?, input, start: row.computed, want })
+    let want = if span.samples { Want::Sample(sample(row.output())) } else { Want::Nothing };
+    Some(PlanRow { sequence, input, start: span.start, want })
 }

@@ -216,6 +216,8 @@ impl Ops for CpuOps {
     type Packed = PackedWeight;
     type Kv = CpuKv;
 
+    const SURVIVES_PANICS: bool = true;
+
     fn pack(config: &CpuConfig, parts: &[HostTensor<'_>]) -> Result<PackedWeight, LoadError> {
         pack::pack(config, parts)
     }

@@ -23,6 +23,8 @@ struct PendingRow {
     input: Vec<TokenId>,
     /// Tokens of output so far, if a token is wanted.
     sample: Option<usize>,
+    /// The inputs after the first are proposals.
+    verify: bool,
 }
 
 /// See the module.
@@ -49,6 +51,8 @@ impl FakeEngine {
             kv_block_tokens: script.block_tokens,
             numerics_id: "fake".into(),
             device: "scripted".into(),
+            batches: script.batches,
+            survives_panics: script.survives_panics,
         };
         Self {
             info,
@@ -161,12 +165,27 @@ impl FakeEngine {
         }
     }
 
+    /// Draws after each of `tokens[start..]` until one differs from the token that follows there.
+    fn confirm(&self, tokens: &[TokenId], start: usize, produced: usize) -> Vec<TokenId> {
+        let prompt = tokens.len() - produced;
+        let mut drawn = Vec::new();
+        for end in start + 1..=tokens.len() {
+            let token = self.next(&tokens[..end], end - prompt);
+            drawn.push(token);
+            if tokens.get(end) != Some(&token) {
+                break;
+            }
+        }
+        drawn
+    }
+
     fn run(&mut self, row: PendingRow) -> RowOutcome {
         let Some(sequence) = self.sequences.get(&row.sequence.number) else {
             return RowOutcome::Failed(EngineError::UnknownSequence { sequence: row.sequence });
         };
         let mut tokens = sequence.tokens.clone();
-        tokens.extend(row.input);
+        let start = tokens.len();
+        tokens.extend(&row.input);
         if !self.script.row_faults.is_empty() {
             let text = self.text_of(&tokens);
             let fault = self.script.row_faults.iter().find(|(when, _)| text.contains(when.as_str()));
@@ -176,6 +195,11 @@ impl FakeEngine {
         }
         let outcome = match row.sample {
             None => RowOutcome::Advanced,
+            Some(produced) if row.verify => {
+                let drawn = self.confirm(&tokens, start, produced);
+                tokens.truncate(start + drawn.len());
+                RowOutcome::Verified { tokens: drawn }
+            }
             Some(produced) => RowOutcome::Sampled { token: self.next(&tokens, produced), logprob: None },
         };
         if let Some(sequence) = self.sequences.get_mut(&row.sequence.number) {
@@ -268,9 +292,10 @@ impl Engine for FakeEngine {
                 sequence: row.sequence,
                 input: row.input.to_vec(),
                 sample: match &row.want {
-                    Want::Sample(sample) => Some(sample.output.len()),
+                    Want::Sample(sample) | Want::Verify(sample) => Some(sample.output.len()),
                     _ => None,
                 },
+                verify: matches!(row.want, Want::Verify(_)),
             })
             .collect();
         let handle = self.number();
@@ -314,7 +339,7 @@ impl FakeEngine {
             Fault::Fail(error) => Err(error),
             Fault::FailRow(_, error) => Err(error),
             Fault::PanicTwice(message) => {
-                self.panics_when_dropped = true;
+                self.panics_when_dropped = !self.info.survives_panics;
                 // PANIC: the script asks for it.
                 std::panic::panic_any(message)
             }

@@ -7,6 +7,7 @@
 //!
 //! What is true of Metal only (its activation types) is small and was not run off a Mac.
 
+mod attention;
 pub mod kv;
 pub mod native;
 pub mod ops;

@@ -58,11 +58,12 @@ pub(super) struct Ask {
     pub(super) max_new: u32,
     pub(super) stop: Vec<String>,
     pub(super) slots: usize,
+    pub(super) terms: Terms,
 }
 
 impl Ask {
     pub(super) fn new(prompt: &str, max_new: u32) -> Self {
-        Self { prompt: prompt.into(), max_new, stop: Vec::new(), slots: 64 }
+        Self { prompt: prompt.into(), max_new, stop: Vec::new(), slots: 64, terms: Terms::default() }
     }
 }
 
@@ -112,14 +113,14 @@ impl Bench {
             stop: StopRules { strings: ask.stop.clone(), tokens: vec![TokenId(257)] },
             max_new_tokens: ask.max_new,
         };
-        self.core.enqueue(Admit { ticket, terms: Terms::default(), prompt, events })?;
+        self.core.enqueue(Admit { ticket, terms: ask.terms.clone(), prompt, fill: None, events })?;
         self.clients.push(Client { rx: Some(rx), text: String::new(), ends: Vec::new() });
         Ok(number)
     }
 
     /// One step, with a new engine if the old one broke.
     pub(super) fn step(&mut self) -> Progress {
-        let progress = self.core.step();
+        let progress = self.core.step(None);
         if let Progress::Broken(_) = progress {
             self.core.lose_engine();
             self.core.attach(self.model.engine(self.core.epoch), self.model.text());
@@ -149,7 +150,7 @@ impl Bench {
         let core = &self.core;
         let mut orders: Vec<u64> = core.waiting.iter().map(|row| row.order).collect();
         assert!(orders.is_sorted(), "the queue is in order of arrival");
-        assert!(core.waiting.iter().all(|row| row.sequence.is_none() && row.computed == 0));
+        assert!(core.waiting.iter().all(|row| row.sequence.is_some() || row.computed == 0));
         assert!(core.running.iter().all(|row| row.sequence.is_some() && row.owed() > 0));
         assert!(core.ending.iter().all(|row| row.sequence.is_none() && row.is_parked()));
         assert!(core.running.len() <= core.settings.max_rows);
@@ -172,7 +173,7 @@ impl Bench {
             assert_eq!(level.get(), 0);
         }
         self.core.index.borrow_mut().release_all();
-        assert_eq!(self.core.step(), Progress::Idle);
+        assert_eq!(self.core.step(None), Progress::Idle);
         assert_eq!(self.core.engine.as_ref().unwrap().memory().kv_used_bytes, 0);
         assert_eq!(self.gauges.cache_entries.get(), 0);
     }

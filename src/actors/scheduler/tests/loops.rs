@@ -13,6 +13,7 @@ use crate::actors::prompt_cache::PromptCache;
 use crate::actors::scheduler::core::Settings;
 use crate::actors::scheduler::restart::RestartPolicy;
 use crate::actors::scheduler::{BatchScheduler, Loop, SchedulerParts};
+use crate::actors::turns::ComputeTurns;
 use crate::cache::PrefixIndex;
 use crate::config::Config;
 use crate::model::fake::{FakeModel, Script};
@@ -22,6 +23,7 @@ fn scheduler(clock: &Arc<ManualClock>) -> BatchScheduler {
     let shared: Arc<dyn Clock> = clock.clone();
     BatchScheduler::new(SchedulerParts {
         settings: Settings::new("fake", &Config::default(), &shared, &Arc::default()),
+        turns: ComputeTurns::new(clock.clone()),
         index: Rc::new(RefCell::new(PrefixIndex::new(0))),
         model: 0,
         source: Arc::new(FakeModel::new("fake", Script::new())),
@@ -43,9 +45,11 @@ fn a_pause_that_ends_while_a_message_cuts_it_short_is_no_second_loop() {
         scheduler.turn = Loop::Paused(ctx.run_later(Duration::from_secs(9), |_, _| {}));
         scheduler.wake(&mut ctx);
         let woken = scheduler.turn_number;
-        scheduler.turn(paused, &mut ctx);
+        scheduler.pause_is_over(paused, &mut ctx);
+        assert_eq!(scheduler.turn_number, woken);
         assert!(matches!(scheduler.turn, Loop::Armed), "the pause has no turn any more");
-        scheduler.turn(woken, &mut ctx);
+        let turn = scheduler.steps.turn().await;
+        scheduler.turn(woken, &turn, &mut ctx);
         assert!(matches!(scheduler.turn, Loop::Idle), "the loop has");
     });
 }

@@ -187,7 +187,11 @@ fn a_prompt_beyond_all_memory_is_refused_at_once_and_costs_nobody_anything() {
     let other = bench.submit(&running);
     bench.step();
     let refused = bench.try_submit(&Ask::new(&"p".repeat(192), 10)).unwrap_err();
-    assert_eq!(refused, Refusal::Prepare(PrepareError::ContextExceeded { prompt: 192, limit: 192 }));
+    let Refusal::Prepare(PrepareError::MemoryExceeded { prompt: 192, need, have, most: 191 }) = refused
+    else {
+        panic!("{refused}");
+    };
+    assert_eq!((need.0, have.0), (13 * 16 * 64, 12 * 16 * 64));
     let fits = bench.submit(&Ask::new(&"q".repeat(191), 1));
     bench.step();
     assert_eq!(bench.core.index.borrow().statistics().entries, 1, "what is kept stays kept");

@@ -21,7 +21,7 @@ fn ask() -> impl Strategy<Value = Ask> {
     let prompt = ("[ab]", 1usize..80, "[cd]{0,12}").prop_map(|(a, count, tail)| a.repeat(count) + &tail);
     let stop = prop::collection::vec("[a-z]{1,2}", 0..2);
     (prompt, prop_oneof![1u32..60, 600u32..700], stop, 2usize..8)
-        .prop_map(|(prompt, max_new, stop, slots)| Ask { prompt, max_new, stop, slots })
+        .prop_map(|(prompt, max_new, stop, slots)| Ask { stop, slots, ..Ask::new(&prompt, max_new) })
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -58,7 +58,7 @@ fn apply(bench: &mut Bench, op: Op, asks: &mut Vec<Ask>) {
             Ok(_) => asks.push(ask),
             Err(refusal) => assert!(matches!(
                 refusal,
-                Refusal::Prepare(PrepareError::ContextExceeded { prompt, limit }) if prompt >= limit
+                Refusal::Prepare(PrepareError::MemoryExceeded { prompt, most, .. }) if prompt > most
             )),
         },
         Op::Steps(steps) => (0..steps).for_each(|_| {

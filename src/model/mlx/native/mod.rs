@@ -216,26 +216,27 @@ unsafe extern "C" fn release<T>(payload: *mut c_void) {
     drop(unsafe { Box::from_raw(payload.cast::<Vec<T>>()) });
 }
 
-/// `target` with `update` written at `start` along `axis`; in place when nobody else holds it.
-/// All other axes are covered whole.
+/// `target` with `update` written at `start`, one index an axis; in place when nobody else
+/// holds the target.
 ///
 /// # Errors
 /// `InvalidPlan` when it does not fit; `Device` when MLX refuses.
-pub fn slice_update(target: &Array, update: &Array, axis: usize, start: i32) -> Result<Array, EngineError> {
-    let mut from = vec![0i32; target.ndim()];
-    let mut to = target.shape().to_vec();
-    let strides = vec![1i32; target.ndim()];
+pub fn write_at(target: &Array, update: &Array, start: &[i32]) -> Result<Array, EngineError> {
     let fits = target.ndim() == update.ndim()
-        && axis < to.len()
-        && start >= 0
-        && (0..to.len()).all(|other| other == axis || to[other] == update.shape()[other])
-        && start + update.shape()[axis] <= to[axis];
+        && target.ndim() == start.len()
+        && target.shape().iter().zip(update.shape()).zip(start).all(|((whole, part), start)| {
+            *start >= 0 && start.checked_add(*part).is_some_and(|end| end <= *whole)
+        });
     if !fits {
-        let message = format!("{:?} at {start} of axis {axis} in {:?}", update.shape(), target.shape());
+        let message = format!("{:?} at {start:?} in {:?}", update.shape(), target.shape());
         return Err(EngineError::InvalidPlan { message });
     }
-    from[axis] = start;
-    to[axis] = start + update.shape()[axis];
+    if target.shape() == update.shape() {
+        // MLX would give the update itself, perhaps a view of something long gone.
+        return owned(update);
+    }
+    let to: Vec<i32> = start.iter().zip(update.shape()).map(|(start, size)| start + size).collect();
+    let strides = vec![1i32; target.ndim()];
     let stream = Stream::thread_local_or_default();
     // SAFETY: all handles are alive for the call; the index arrays have the lengths given.
     unsafe {
@@ -244,20 +245,93 @@ pub fn slice_update(target: &Array, update: &Array, axis: usize, start: i32) -> 
             &mut result,
             target.as_ptr(),
             update.as_ptr(),
-            from.as_ptr(),
-            from.len(),
+            start.as_ptr(),
+            start.len(),
             to.as_ptr(),
             to.len(),
             strides.as_ptr(),
             strides.len(),
             stream.as_ptr(),
         );
-        if status != 0 {
-            mlx_sys::mlx_array_free(result);
-        }
-        check(status, "writing into the key-value cache")?;
-        Ok(Array::from_ptr(result))
+        taken(result, status, "writing into the key-value cache")
     }
+}
+
+/// The same values in a buffer of their own. MLX's `contiguous` and `copy` may share their
+/// input's; a product with one changes no number.
+///
+/// # Errors
+/// `Device`.
+pub fn owned(view: &Array) -> Result<Array, EngineError> {
+    let one = Array::from_f32(1.0).as_dtype(view.dtype());
+    view.contiguous()
+        .and_then(|dense| mlx_rs::ops::multiply(&dense, &one?))
+        .map_err(|error| EngineError::Device { message: error.what().to_owned() })
+}
+
+/// `target` with `updates[i]` written where the indices' `i`-th values say, along two axes; in
+/// place when nobody else holds the target. `updates` is `[rows, …]` with the target's axes, of
+/// which the two indexed are 1 long. Indices outside are undefined: they come from the host.
+///
+/// # Errors
+/// `Device` when MLX refuses.
+pub fn scatter(
+    target: &Array,
+    indices: [&Array; 2],
+    updates: &Array,
+    axes: [i32; 2],
+) -> Result<Array, EngineError> {
+    let stream = Stream::thread_local_or_default();
+    let handles = indices.map(Array::as_ptr);
+    // SAFETY: all handles are alive for the call; the list is freed after its only use.
+    unsafe {
+        let mut result = mlx_sys::mlx_array_new();
+        let list = mlx_sys::mlx_vector_array_new_data(handles.as_ptr(), handles.len());
+        let status = mlx_sys::mlx_scatter(
+            &mut result,
+            target.as_ptr(),
+            list,
+            updates.as_ptr(),
+            axes.as_ptr(),
+            axes.len(),
+            stream.as_ptr(),
+        );
+        mlx_sys::mlx_vector_array_free(list);
+        taken(result, status, "scattering into the key-value cache")
+    }
+}
+
+/// Owns a raw call's result, or frees it.
+///
+/// # Safety
+/// `result` must be a handle that nobody else owns, written by the call that gave `status`.
+unsafe fn taken(result: mlx_sys::mlx_array, status: i32, what: &str) -> Result<Array, EngineError> {
+    if let Err(error) = check(status, what) {
+        // SAFETY: promised by the caller; it is not used again.
+        unsafe { mlx_sys::mlx_array_free(result) };
+        return Err(error);
+    }
+    // SAFETY: promised by the caller.
+    Ok(unsafe { Array::from_ptr(result) })
+}
+
+/// Computes arrays, or only starts to where `wait` is false, and tells where each one's values
+/// lie: that is decided when the work is handed to the device.
+///
+/// # Errors
+/// `Device`.
+pub fn evaluate<'a>(
+    arrays: impl Iterator<Item = &'a Array> + Clone,
+    wait: bool,
+) -> Result<Vec<usize>, EngineError> {
+    let done = if wait {
+        mlx_rs::transforms::eval(arrays.clone())
+    } else {
+        mlx_rs::transforms::async_eval(arrays.clone())
+    };
+    done.map_err(|error| EngineError::Device { message: error.what().to_owned() })?;
+    // SAFETY: the arrays were handed to the device, so each has a buffer; it is not read.
+    Ok(arrays.map(|array| unsafe { mlx_sys::mlx_array_data_uint8(array.as_ptr()) } as usize).collect())
 }
 
 /// Whether MLX has a GPU here.
