@@ -392,14 +392,14 @@ fn a_full_house_is_429_with_a_time_to_come_back() {
 
 #[test]
 fn a_failure_midway_is_an_error_event_and_a_proper_end() {
-    let server = Server::start(
-        Script::new().repeat("forever", "again ").at_step(20, Fault::Panic("index out of range".into())),
-    );
+    let server = Server::start((20..22).fold(Script::new().repeat("forever", "again "), |script, step| {
+        script.at_step(step, Fault::Panic("index out of range".into()))
+    }));
     let response = server.chat(&with(ask("forever"), json!({"stream": true})));
     assert_eq!(response.status, 200);
     let events = response.events();
     let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
-    assert_eq!(last["error"]["code"], "engine_restarted");
+    assert_eq!(last["error"]["code"], "generation_failed");
     assert_eq!(last["error"]["type"], "server_error");
     assert!(!response.text().contains("index out of range"), "a panic's words are not the client's");
     assert!(!response.text().contains("[DONE]"));

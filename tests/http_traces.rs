@@ -209,7 +209,7 @@ fn an_application_of_its_own_gets_traces_too() {
     let server = Server::start(script());
     let handles = server.handles.clone();
     let messages = vec![ChatMessage::text(Role::User, "hello")];
-    let request = |model: Option<&str>| ChatRequest {
+    let request = move |model: Option<&str>| ChatRequest {
         model: model.map(str::to_owned),
         messages: messages.clone(),
         ..ChatRequest::default()
