@@ -175,8 +175,6 @@ pub struct SchedulerConfig {
     pub ageing_s: u64,
     /// Propose tokens from the prompt and verify several in one step.
     pub prompt_lookup: bool,
-    /// A step that takes longer is reported as hanging, seconds.
-    pub hang_timeout_s: u64,
     /// A client that reads nothing for so long loses its row, seconds.
     pub stall_timeout_s: u64,
 }
@@ -191,7 +189,6 @@ impl Default for SchedulerConfig {
             max_itl_growth: 1.8,
             ageing_s: 10,
             prompt_lookup: false,
-            hang_timeout_s: 120,
             stall_timeout_s: 60,
         }
     }

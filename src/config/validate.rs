@@ -114,7 +114,6 @@ impl Config {
         check.within("scheduler.max_itl_ms", scheduler.max_itl_ms, 1, 60_000);
         check.within("scheduler.max_itl_growth", scheduler.max_itl_growth, 1.0, 1000.0);
         check.within("scheduler.ageing_s", scheduler.ageing_s, 1, 86_400);
-        check.within("scheduler.hang_timeout_s", scheduler.hang_timeout_s, 1, 86_400);
         check.within("scheduler.stall_timeout_s", scheduler.stall_timeout_s, 1, 86_400);
         check.within("cache.max_entries", self.cache.max_entries, 0, 1 << 20);
         check.within("trace.ring", self.trace.ring, 0, 4096);
