@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use greenroom::Config;
 use greenroom::config::{
     Activations, CacheConfig, CpuConfig, DeviceChoice, EngineConfig, HttpConfig, HubConfig, LogConfig,
-    LogFormat, SamplingConfig, SchedulerConfig, Sources,
+    LogFormat, SamplingConfig, SchedulerConfig, Sources, TraceConfig,
 };
 use greenroom::types::SamplingOptions;
 use proptest::prelude::*;
@@ -58,6 +58,7 @@ fn all_keys() -> Vec<String> {
         ("hub", fields::<HubConfig>()),
         ("sampling", fields::<SamplingConfig>()),
         ("log", fields::<LogConfig>()),
+        ("trace", fields::<TraceConfig>()),
     ]);
     let mut keys = Vec::new();
     for section in fields::<Config>() {
