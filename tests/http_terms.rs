@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 #![cfg(feature = "fake")]
 
+use std::time::Duration;
+
 use greenroom::model::fake::Script;
 use serde_json::{Value, json};
 
@@ -90,4 +92,36 @@ fn wrong_terms_are_400_and_name_the_field_or_the_header() {
             send(&server, path, &[("x-priority", "now")], &with(body, json!({"priority": "normal"})));
         assert_eq!(overruled.status, 200, "the body wins: {}", overruled.text());
     }
+}
+
+#[test]
+fn a_request_whose_time_runs_out_says_whether_it_was_begun() {
+    let server = Server::start(Script::new().repeat("forever", "again ").gated());
+    let path = "/v1/chat/completions";
+    let soon = "0.000001";
+    let waited = [
+        send(&server, path, &[("X-Request-Timeout", soon)], &ask("forever")),
+        send(&server, path, &[], &with(ask("forever"), json!({"timeout": 0.000_001}))),
+    ];
+    for response in waited {
+        assert_eq!(
+            (response.status, response.error().0.as_str()),
+            (503, "queue_timeout"),
+            "{}",
+            response.text()
+        );
+    }
+    let mut connection = server.connect();
+    connection.write(server.chat_bytes(&with(ask("forever"), json!({"timeout": 1}))));
+    assert!(server.control.wait_at_gate());
+    let begun = server.handles.clock().now();
+    server.wait("its time to run out", |handles| handles.clock().now() > begun + Duration::from_secs(1));
+    server.control.open();
+    let response = connection.read_response();
+    assert_eq!(
+        (response.status, response.error().0.as_str()),
+        (504, "deadline_exceeded"),
+        "{}",
+        response.text()
+    );
 }
