@@ -72,6 +72,7 @@ impl Core {
         tracing::info!(
             target: fields::REQUEST,
             request_id = %row.ticket.id,
+            client_request_id = row.ticket.trace.client_id(),
             model = %self.settings.model,
             outcome = outcome.as_str(),
             reason = reason.map(tracing::field::debug),
