@@ -18,7 +18,7 @@ MOST_RETRY_PAUSE = 30.0  # seconds
 SMALL_BUFFER = 4096  # bytes that the system keeps for a client that reads slowly
 
 # How an answer ended.
-DONE, CANCELLED, FAILED, BROKEN = "done", "cancelled", "failed", "broken off"
+DONE, CANCELLED, FAILED, BROKEN, UNFINISHED = "done", "cancelled", "failed", "broken off", "unfinished"
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,17 @@
 """Servers in turns, and tables of their figures side by side."""
 
 import sys
+import time
 from dataclasses import dataclass, field
 
 from client import DONE, Ask, Call
 from figures import quantile, ratio, rows
 from servers import Server, free_port
+
+
+# Seconds from SIGCONT to the first request: servers look at the clock now and then only, and one that still has the time of its
+# stop takes a new connection for one that has said nothing for minutes.
+AWAKE = 1.5
 
 
 def check(server, answer):
@@ -49,6 +55,7 @@ class Sides:
                 for server, values in zip(up, self.values):
                     print(f"load: {scenario.name}, round {turn + 1} of {rounds}, {server.name}", file=sys.stderr)
                     server.go()
+                    time.sleep(AWAKE)
                     for key, value in self.asked(server, lambda: scenario.run(server)).items():
                         values.setdefault(key, []).append(value)
                     server.stop()
