@@ -39,7 +39,15 @@ impl<O: Ops> DecoderEngine<O> {
             let message = format!("{} steps are under way already", self.pending.len());
             return Err(EngineError::InvalidPlan { message });
         }
-        let draws = self.launch(packed, &from).inspect_err(|_| self.pending.clear())?;
+        let draws = match self.launch(packed, &from) {
+            Ok(draws) => draws,
+            Err(error) => {
+                if matches!(error, EngineError::Device { .. }) {
+                    self.pending.clear();
+                }
+                return Err(error);
+            }
+        };
         let mut drawn = 0..;
         let rows = plan.rows.iter().map(|row| PendingRow {
             sequence: row.sequence,

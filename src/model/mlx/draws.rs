@@ -7,7 +7,7 @@
 
 use mlx_rs::Array;
 use mlx_rs::ops::indexing::{argmax_axis, take_axis};
-use mlx_rs::ops::{concatenate, multiply, sum_axis, tanh};
+use mlx_rs::ops::{concatenate, divide, multiply, sum_axis, tanh};
 use mlx_rs::transforms::{async_eval, eval};
 
 use super::{device_error, dim};
@@ -46,7 +46,7 @@ impl MlxDraws {
             // A cap keeps the order, but not what is different: those that become equal are a tie.
             let shaped = match shape.softcap {
                 Some(cap) => {
-                    let bent = tanh(&multiply(&scaled, Array::from_f32(1.0 / cap))?)?;
+                    let bent = tanh(&divide(&scaled, Array::from_f32(cap))?)?;
                     multiply(&bent, Array::from_f32(cap))?
                 }
                 None => scaled,
