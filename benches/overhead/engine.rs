@@ -72,6 +72,7 @@ impl PreparedEngine for Prepared {
             numerics_id: "instant".into(),
             device: "none".into(),
             batches: true,
+            pipelined: false,
             survives_panics: true,
         };
         Ok(Box::new(InstantEngine { info, step_time: self.0, sequences: 0, pending: StepOutcome::default() }))

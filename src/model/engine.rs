@@ -6,19 +6,21 @@
 //! tokens are exactly those of steps that were collected, because the operators
 //! only write beyond the committed length.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::model::families::{Decoder, DecoderFacts, PackedDecoder};
 use crate::model::ops::{KvStore, Logits, Ops, StartOps, Step, StepRow};
 use crate::model::sampler::Sampler;
 use crate::model::{Engine, EngineInfo, EngineMemory, PlanRow, PreparedEngine, RowOutcome, SampleFor};
-use crate::model::{StepHandle, StepOutcome, StepPlan, Want};
-use crate::types::{EngineError, Epoch, SequenceId, TokenId};
+use crate::model::{PREVIOUS, StepHandle, StepOutcome, StepPlan, Want};
+use crate::types::{EngineError, Epoch, SamplingParams, SequenceId, TokenId};
 
 /// A family's decoder on a backend.
 pub struct DecoderEngine<O: Ops> {
     info: EngineInfo,
     // In this order: a backend goes when nothing of its own is left.
+    /// Steps under way, at most two; the second takes tokens that the first draws.
+    pending: VecDeque<Pending<O::Draws>>,
     decoder: Box<dyn Decoder<O>>,
     kv: O::Kv,
     ops: O,
@@ -26,13 +28,14 @@ pub struct DecoderEngine<O: Ops> {
     /// Tokens that each open sequence has room for.
     rooms: HashMap<SequenceId, u32>,
     next_step: u64,
-    pending: Option<Pending>,
 }
 
-/// A step that ran and waits to be collected.
-struct Pending {
+/// A step that runs or ran, and waits to be collected.
+struct Pending<D> {
     step: u64,
     rows: Vec<PendingRow>,
+    /// Of a step that draws on the device.
+    draws: Option<D>,
 }
 
 struct PendingRow {
@@ -41,7 +44,12 @@ struct PendingRow {
     start: u32,
     /// Committed length once collected.
     end: u32,
+    /// Of a token that the device draws: what becomes of the row without it.
     outcome: RowOutcome,
+    /// Which of the step's draws is the row's.
+    draw: Option<usize>,
+    /// Its sequence was closed or truncated since it was submitted.
+    is_void: bool,
 }
 
 /// A plan, packed.
@@ -64,6 +72,7 @@ impl<O: Ops> DecoderEngine<O> {
             context: life.context,
             kv_bytes_per_token: stats.bytes_per_token,
             kv_block_tokens: stats.block_tokens,
+            pipelined: O::OVERLAPS,
             numerics_id: ops.numerics_id(),
             device: ops.device(),
             batches: true,
@@ -77,12 +86,17 @@ impl<O: Ops> DecoderEngine<O> {
             sampler: Sampler::default(),
             rooms: HashMap::new(),
             next_step: 0,
-            pending: None,
+            pending: VecDeque::new(),
         }
     }
 
     fn check_row(&self, row: &PlanRow<'_>) -> Result<(), EngineError> {
-        let committed = self.kv.len(row.sequence)?;
+        let mut committed = self.kv.len(row.sequence)?;
+        let under_way = self.under_way(row.sequence);
+        if let Some(before) = under_way {
+            committed = before.end;
+        }
+        let previous = row.input == [PREVIOUS];
         let room = self.rooms.get(&row.sequence).copied().unwrap_or(0);
         let end = u64::from(row.start) + row.input.len() as u64;
         let message = if row.input.is_empty() {
@@ -91,7 +105,9 @@ impl<O: Ops> DecoderEngine<O> {
             format!("a row starts at {}, its sequence holds {committed} tokens", row.start)
         } else if end > u64::from(room) {
             format!("a row ends at {end}, its sequence has room for {room} tokens")
-        } else if let Some(token) = row.input.iter().find(|token| token.0 >= self.info.vocab) {
+        } else if previous && under_way.and_then(|row| row.draw).is_none() {
+            "no step under way draws a token for a row that is to continue with it".into()
+        } else if let Some(token) = row.input.iter().find(|token| !previous && token.0 >= self.info.vocab) {
             format!("token {token} is outside the vocabulary of {}", self.info.vocab)
         } else {
             return Ok(());
@@ -115,20 +131,11 @@ impl<O: Ops> DecoderEngine<O> {
     }
 
     fn run(&mut self, packed: &PackedStep) -> Result<Logits, EngineError> {
-        let step = Step { tokens: &packed.tokens, positions: &packed.positions, rows: &packed.rows };
+        let step = packed.step();
+        self.ops.begin(&step, None)?;
         let hidden = self.decoder.forward(&mut self.ops, &mut self.kv, &step)?;
         // Also without wanted rows: a lazy backend computes the step here.
         self.decoder.logits(&mut self.ops, &hidden, &packed.wanted)
-    }
-
-    /// Commits a row; one that was closed or truncated since the step ran fails alone.
-    fn commit(&mut self, sequence: SequenceId, start: u32, end: u32) -> Result<(), EngineError> {
-        let committed = self.kv.len(sequence)?;
-        if committed != start {
-            let message = format!("a row's sequence went from {start} to {committed} tokens while it ran");
-            return Err(EngineError::InvalidPlan { message });
-        }
-        self.kv.commit(sequence, end)
     }
 
     /// Draws position by position until a draw differs from what was proposed.
@@ -193,6 +200,24 @@ pub struct Life {
     pub context: u32,
 }
 
+/// Whether a draw is the token with the highest logit, whatever came before.
+fn is_best_token(params: &SamplingParams) -> bool {
+    params.is_greedy()
+        && params.logit_bias.is_empty()
+        && params.repetition_penalty == 1.0
+        && params.presence_penalty == 0.0
+        && params.frequency_penalty == 0.0
+}
+
+/// Whether nothing of a row has to be known on the host for the step to be started.
+fn draws_on_device(row: &PlanRow<'_>) -> bool {
+    match row.want {
+        Want::Nothing => true,
+        Want::Sample(wanted) => !wanted.logprob && is_best_token(wanted.params),
+        _ => false,
+    }
+}
+
 /// How many positions of a row want logits.
 fn wanted_of(row: &PlanRow<'_>) -> usize {
     match row.want {
@@ -215,6 +240,12 @@ fn pack(plan: &StepPlan<'_>) -> PackedStep {
         packed.wanted.extend(after - wanted_of(row)..after);
     }
     packed
+}
+
+impl PackedStep {
+    fn step(&self) -> Step<'_> {
+        Step { tokens: &self.tokens, positions: &self.positions, rows: &self.rows }
+    }
 }
 
 impl<O: Ops> Engine for DecoderEngine<O> {
@@ -251,6 +282,7 @@ impl<O: Ops> Engine for DecoderEngine<O> {
 
     fn truncate(&mut self, sequence: SequenceId, tokens: u32) -> Result<(), EngineError> {
         self.kv.truncate(sequence, tokens)?;
+        self.void(sequence);
         if let Some(room) = self.rooms.get_mut(&sequence) {
             *room = tokens.min(*room);
         }
@@ -259,14 +291,25 @@ impl<O: Ops> Engine for DecoderEngine<O> {
 
     fn close(&mut self, sequence: SequenceId) {
         self.kv.close(sequence);
+        self.void(sequence);
         self.rooms.remove(&sequence);
     }
 
     fn submit(&mut self, plan: &StepPlan<'_>) -> Result<StepHandle, EngineError> {
-        // A step that was never collected is forgotten: it committed nothing.
-        self.pending = None;
+        let overlaps = plan.rows.iter().any(|row| row.input == [PREVIOUS]);
+        if !overlaps {
+            // A step that was never collected is forgotten: it committed nothing.
+            self.pending.clear();
+        }
         self.check(plan)?;
         let packed = pack(plan);
+        if O::OVERLAPS && plan.rows.iter().all(draws_on_device) {
+            return self.start(plan, &packed);
+        }
+        if overlaps {
+            let message = "a step that overlaps another has a row whose token the host draws".into();
+            return Err(EngineError::InvalidPlan { message });
+        }
         let logits = self.run(&packed)?;
         let mut rows = Vec::with_capacity(plan.rows.len());
         let mut first = 0;
@@ -275,36 +318,36 @@ impl<O: Ops> Engine for DecoderEngine<O> {
             first += wanted.len();
             let outcome = self.outcome(row, &wanted);
             let end = end_of(row, &outcome);
-            rows.push(PendingRow { sequence: row.sequence, start: row.start, end, outcome });
+            rows.push(PendingRow {
+                sequence: row.sequence,
+                start: row.start,
+                end,
+                outcome,
+                draw: None,
+                is_void: false,
+            });
         }
-        let step = self.next_step;
-        self.next_step += 1;
-        self.pending = Some(Pending { step, rows });
-        Ok(StepHandle(step))
+        Ok(self.push(rows, None))
     }
 
     fn collect(&mut self, step: StepHandle) -> Result<StepOutcome, EngineError> {
-        let pending = match self.pending.take() {
-            Some(pending) if pending.step == step.0 => pending,
-            other => {
-                self.pending = other;
-                let message = format!("step {} is not under way", step.0);
-                return Err(EngineError::InvalidPlan { message });
-            }
-        };
-        let mut outcome = StepOutcome::default();
-        for row in pending.rows {
-            outcome.rows.push(match row.outcome {
-                RowOutcome::Failed(error) => RowOutcome::Failed(error),
-                good => match self.commit(row.sequence, row.start, row.end) {
-                    Ok(()) => good,
-                    // A lazy device that fails here may have failed anywhere.
-                    Err(error @ EngineError::Device { .. }) => return Err(error),
-                    Err(error) => RowOutcome::Failed(error),
-                },
-            });
+        if self.pending.front().is_none_or(|pending| pending.step != step.0) {
+            let message = format!("step {} is not the next one to be collected", step.0);
+            return Err(EngineError::InvalidPlan { message });
         }
-        Ok(outcome)
+        let outcome = match self.pending.pop_front() {
+            Some(pending) => self.finish(pending),
+            None => Ok(StepOutcome::default()),
+        };
+        if outcome.is_err() {
+            // What went on from this step is worth nothing either.
+            self.pending.clear();
+        }
+        outcome
+    }
+
+    fn can_pipeline(&self, params: &SamplingParams) -> bool {
+        O::OVERLAPS && self.ops.overlap_pays() && is_best_token(params)
     }
 }
 
@@ -345,5 +388,6 @@ impl<O: Ops + 'static> PreparedEngine for Prepared<O> {
     }
 }
 
+mod overlap;
 #[cfg(test)]
 mod tests;

@@ -36,6 +36,10 @@ pub mod template;
 pub mod text;
 pub mod tokenizer;
 
+/// In a [`PlanRow`]'s input: the token that the step before drew for this sequence, wherever it is.
+/// No vocabulary has it.
+pub const PREVIOUS: TokenId = TokenId(u32::MAX);
+
 /// What a plan row wants back besides the key-value state.
 #[derive(Clone, Copy, Debug)]
 pub enum Want<'a> {
@@ -72,9 +76,9 @@ pub struct SampleFor<'a> {
 pub struct PlanRow<'a> {
     /// The row's state; each sequence at most once a plan.
     pub sequence: SequenceId,
-    /// Tokens to compute, at least one.
+    /// Tokens to compute, at least one; or [`PREVIOUS`] alone.
     pub input: &'a [TokenId],
-    /// Position of `input[0]`: equals the sequence's committed length.
+    /// Position of `input[0]`: equals the sequence's committed length, once the step before is collected.
     pub start: u32,
     /// What comes back.
     pub want: Want<'a>,
@@ -137,6 +141,8 @@ pub struct EngineInfo {
     pub kv_bytes_per_token: u64,
     /// Key-value memory is handed out in blocks of so many tokens.
     pub kv_block_tokens: u32,
+    /// Whether a step can begin before the one before it is collected, see [`Engine::submit`].
+    pub pipelined: bool,
     /// Everything that changes bits: backend, kernel version, activation mode, key-value type. Not the
     /// CPU's instruction set: all paths give the same bits.
     pub numerics_id: String,
@@ -195,15 +201,28 @@ pub trait Engine {
 
     /// Starts a step. Room must have been reserved.
     ///
+    /// A step whose rows have [`PREVIOUS`] as input may be started before the one before it is
+    /// collected, so that a device is never idle between two: at most two are under way, and are
+    /// collected in their order. All rows of both must be such that the device can draw
+    /// ([`Self::can_pipeline`], no log-probabilities, or `Want::Nothing`). Rows that end with the
+    /// first are to be closed or truncated: their part of the second fails and is not committed.
+    /// Without such a row, steps that were not collected are forgotten.
+    ///
     /// # Errors
     /// `InvalidPlan` before anything ran; `Device` when every array is suspect.
     fn submit(&mut self, plan: &StepPlan<'_>) -> Result<StepHandle, EngineError>;
 
-    /// Waits for the step and commits its rows.
+    /// Waits for the step and commits its rows. An error of the step voids the one after it.
     ///
     /// # Errors
     /// `Device` when every array is suspect, `InvalidPlan` for a foreign handle.
     fn collect(&mut self, step: StepHandle) -> Result<StepOutcome, EngineError>;
+
+    /// Whether tokens with these parameters can be drawn on the device, and overlapping steps have
+    /// not turned out to cost more than they gain. A hint: [`Self::submit`] takes such plans anyway.
+    fn can_pipeline(&self, _params: &SamplingParams) -> bool {
+        false
+    }
 }
 
 /// Weights packed for a backend, on their way from the loader thread to the

@@ -203,6 +203,10 @@ pub trait KvStore {
     fn stats(&self) -> KvStats;
 }
 
+fn draws_on_the_host() -> EngineError {
+    EngineError::InvalidPlan { message: "this backend draws tokens on the host".into() }
+}
+
 /// What a backend is started with, on the compute thread.
 #[derive(Clone, Debug)]
 pub struct StartOps {
@@ -225,6 +229,8 @@ pub trait Ops: Sized {
     type Config: Clone + Send + 'static;
     /// Activations.
     type T;
+    /// Tokens that a device was told to draw; perhaps not drawn yet.
+    type Draws;
     /// Packed weight.
     type W;
     /// Small vector on the device: norm weights, frequencies.
@@ -343,6 +349,51 @@ pub trait Ops: Sized {
         w: &Self::W,
         rows: &[usize],
     ) -> Result<Logits, EngineError>;
+
+    /// Whether the device can draw tokens itself, so that the next step can begin before this one's
+    /// are known: then [`Self::draw`] and [`Self::drawn`] are there.
+    const OVERLAPS: bool = false;
+
+    /// Announces a step before its first operator. `drawn` are packed indices whose token is not
+    /// [`Step::tokens`]'s but the `.1`-th of an earlier step's draws.
+    ///
+    /// # Errors
+    /// `Device`.
+    fn begin(
+        &mut self,
+        _step: &Step<'_>,
+        _drawn: Option<(&Self::Draws, &[(usize, usize)])>,
+    ) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    /// In place of [`Self::head`]: has the device draw the best token of each given packed index,
+    /// the first among equals, and starts to compute the step without waiting for it.
+    ///
+    /// # Errors
+    /// `Device`; `InvalidPlan` where [`Self::OVERLAPS`] is false.
+    fn draw(
+        &mut self,
+        _kv: &mut Self::Kv,
+        _hidden: &Self::T,
+        _head: (&Norm<Self::V>, &Self::W, &LogitShape),
+        _rows: &[usize],
+    ) -> Result<Self::Draws, EngineError> {
+        Err(draws_on_the_host())
+    }
+
+    /// Waits for draws: a token for each, or `None` where a logit was not finite.
+    ///
+    /// # Errors
+    /// `Device`; `InvalidPlan` where [`Self::OVERLAPS`] is false.
+    fn drawn(&mut self, _draws: &Self::Draws) -> Result<Vec<Option<TokenId>>, EngineError> {
+        Err(draws_on_the_host())
+    }
+
+    /// Whether overlapping steps pay so far.
+    fn overlap_pays(&self) -> bool {
+        Self::OVERLAPS
+    }
 
     /// Shapes logits on the host.
     fn shape_logits(&mut self, logits: &mut Logits, shape: &LogitShape) {

@@ -183,6 +183,7 @@ impl PlainOps {
 impl Ops for PlainOps {
     type Config = ();
     type T = Matrix;
+    type Draws = ();
     type W = Matrix;
     type V = Vec<f32>;
     type Packed = Matrix;

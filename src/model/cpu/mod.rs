@@ -211,6 +211,7 @@ impl DisjointRows {
 impl Ops for CpuOps {
     type Config = CpuConfig;
     type T = Tensor;
+    type Draws = ();
     type W = PackedWeight;
     type V = Vector;
     type Packed = PackedWeight;

@@ -39,6 +39,10 @@ impl Decoder<PlainOps> for Successor {
         }
         Ok(Logits { vocab: VOCAB as usize, data })
     }
+
+    fn draw(&self, _: &mut PlainOps, _: &mut PlainKv, _: &Matrix, _: &[usize]) -> Result<(), EngineError> {
+        unreachable!("plain loops draw on the host")
+    }
 }
 
 fn engine() -> DecoderEngine<PlainOps> {

@@ -49,6 +49,7 @@ impl FakeEngine {
             context: text.context,
             kv_bytes_per_token: BYTES_PER_TOKEN,
             kv_block_tokens: script.block_tokens,
+            pipelined: false,
             numerics_id: "fake".into(),
             device: "scripted".into(),
             batches: script.batches,

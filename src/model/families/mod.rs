@@ -66,6 +66,18 @@ pub trait Decoder<O: Ops> {
     /// # Errors
     /// Those of the operators.
     fn logits(&self, ops: &mut O, hidden: &O::T, rows: &[usize]) -> Result<Logits, EngineError>;
+
+    /// The best tokens of the given packed token indices, drawn by the device: see [`Ops::draw`].
+    ///
+    /// # Errors
+    /// Those of the operators.
+    fn draw(
+        &self,
+        ops: &mut O,
+        kv: &mut O::Kv,
+        hidden: &O::T,
+        rows: &[usize],
+    ) -> Result<O::Draws, EngineError>;
 }
 
 /// What is known about a decoder from its configuration.

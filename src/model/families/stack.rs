@@ -177,4 +177,15 @@ impl<O: Ops> Decoder<O> for Stack<O> {
         }
         Ok(logits)
     }
+
+    fn draw(
+        &self,
+        ops: &mut O,
+        kv: &mut O::Kv,
+        hidden: &O::T,
+        rows: &[usize],
+    ) -> Result<O::Draws, EngineError> {
+        let head = self.head.as_ref().unwrap_or(&self.embedding);
+        ops.draw(kv, hidden, (&self.norm, head, &self.logits), rows)
+    }
 }

@@ -8,6 +8,7 @@
 //! What is true of Metal only (its activation types) is small and was not run off a Mac.
 
 mod attention;
+mod draws;
 pub mod kv;
 pub mod native;
 pub mod ops;
@@ -16,6 +17,7 @@ pub mod weight;
 use mlx_rs::Dtype;
 use mlx_rs::error::Exception;
 
+pub use draws::MlxDraws;
 pub use native::{MlxDevice, version};
 pub use ops::MlxOps;
 

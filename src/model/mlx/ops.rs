@@ -11,13 +11,14 @@ use mlx_rs::ops::{add, erf, multiply, sigmoid, split_equal, tanh};
 use mlx_rs::{Array, Dtype};
 
 use super::attention::StepParts;
+use super::draws::MlxDraws;
 use super::kv::MlxKv;
 use super::native::{StreamLease, version};
 use super::weight::{MlxPacked, MlxWeight};
 use super::{MlxConfig, MlxDevice, device_error, dim};
 use crate::model::load::HostTensor;
-use crate::model::ops::{Act, AttnSpec, LayerId, Logits, Norm, Ops, StartOps, Step};
-use crate::types::{EngineError, LoadError};
+use crate::model::ops::{Act, AttnSpec, LayerId, LogitShape, Logits, Norm, Ops, StartOps, Step};
+use crate::types::{EngineError, LoadError, TokenId};
 
 /// A small vector on the device, as it is and inverted: MLX's rope wants periods where the
 /// seam has frequencies.
@@ -27,12 +28,22 @@ pub struct MlxVector {
     pub(super) inverted: Array,
 }
 
+/// After so many overlapping steps that copied slabs, steps do not overlap any more: a copy costs
+/// time that overlapping was to save, and memory that nobody counts.
+const MOST_COPYING_OVERLAPS: u32 = 4;
+
 /// MLX as a backend. Lives on one thread, whose default stream it owns.
 pub struct MlxOps {
     config: MlxConfig,
     weight_bytes: u64,
     /// How the step's rows go through attention.
     parts: StepParts,
+    /// Token ids of this step that only the device knows, until they are looked up.
+    ids: Option<Array>,
+    /// This step began before the one before it was collected.
+    overlap: bool,
+    /// Such steps that copied slabs.
+    copying_overlaps: u32,
     /// Shared with the key-value store: given back when both are gone.
     stream: Rc<StreamLease>,
 }
@@ -53,15 +64,33 @@ fn gelu(x: &Array) -> mlx_rs::error::Result<Array> {
     multiply(&multiply(x, &scalar(0.5)?)?, &add(&bent, &scalar(1.0)?)?)
 }
 
+impl MlxOps {
+    /// Logits of packed indices as a node of the graph, f32.
+    fn logits(
+        &mut self,
+        x: &Array,
+        norm: &Norm<MlxVector>,
+        w: &MlxWeight,
+        rows: &[usize],
+    ) -> Result<Array, EngineError> {
+        let indices: Vec<u32> = rows.iter().map(|row| u32::try_from(*row).unwrap_or(u32::MAX)).collect();
+        let picked =
+            take_axis(x, Array::from_slice(&indices, &[dim(indices.len())?]), 0).map_err(device_error)?;
+        self.norm_linear(&picked, norm, w)?.as_dtype(Dtype::Float32).map_err(device_error)
+    }
+}
+
 impl Ops for MlxOps {
     type Config = MlxConfig;
     type T = Array;
+    type Draws = MlxDraws;
     type W = MlxWeight;
     type V = MlxVector;
     type Packed = MlxPacked;
     type Kv = MlxKv;
 
     const SURVIVES_PANICS: bool = false;
+    const OVERLAPS: bool = true;
 
     fn pack(config: &MlxConfig, parts: &[HostTensor<'_>]) -> Result<MlxPacked, LoadError> {
         MlxPacked::pack(config, parts)
@@ -70,7 +99,18 @@ impl Ops for MlxOps {
     fn start(config: &MlxConfig, start: &StartOps) -> Result<(Self, MlxKv), EngineError> {
         let stream = StreamLease::take(config.device)?;
         let kv = MlxKv::new(start, config.activations, Rc::clone(&stream));
-        Ok((Self { config: *config, weight_bytes: 0, parts: StepParts::default(), stream }, kv))
+        Ok((
+            Self {
+                config: *config,
+                weight_bytes: 0,
+                parts: StepParts::default(),
+                ids: None,
+                overlap: false,
+                copying_overlaps: 0,
+                stream,
+            },
+            kv,
+        ))
     }
 
     fn adopt(&mut self, packed: MlxPacked) -> Result<MlxWeight, EngineError> {
@@ -91,6 +131,9 @@ impl Ops for MlxOps {
     }
 
     fn embed(&mut self, table: &MlxWeight, step: &Step<'_>) -> Result<Array, EngineError> {
+        if let Some(ids) = self.ids.take() {
+            return table.rows(&ids);
+        }
         let ids: Vec<u32> = step.tokens.iter().map(|token| token.0).collect();
         table.rows(&Array::from_slice(&ids, &[dim(ids.len())?]))
     }
@@ -172,26 +215,60 @@ impl Ops for MlxOps {
         w: &MlxWeight,
         rows: &[usize],
     ) -> Result<Logits, EngineError> {
-        let indices: Vec<u32> = rows.iter().map(|row| u32::try_from(*row).unwrap_or(u32::MAX)).collect();
-        if indices.is_empty() {
+        if rows.is_empty() {
             // Nothing else computes a step without logits before the store's commit; a
             // device error must come from the step.
             x.eval().map_err(device_error)?;
             return Ok(Logits::default());
         }
-        let picked =
-            take_axis(x, Array::from_slice(&indices, &[dim(indices.len())?]), 0).map_err(device_error)?;
-        let logits = self
-            .norm_linear(&picked, norm, w)?
-            .as_dtype(Dtype::Float32)
-            .and_then(|logits| logits.contiguous())
-            .map_err(device_error)?;
+        let logits = self.logits(x, norm, w, rows)?.contiguous().map_err(device_error)?;
         logits.eval().map_err(device_error)?;
         let data = logits
             .try_as_slice::<f32>()
             .map_err(|error| EngineError::Device { message: format!("logits: {error}") })?
             .to_vec();
         Ok(Logits { vocab: data.len() / rows.len(), data })
+    }
+
+    fn begin(
+        &mut self,
+        step: &Step<'_>,
+        drawn: Option<(&MlxDraws, &[(usize, usize)])>,
+    ) -> Result<(), EngineError> {
+        self.overlap = drawn.is_some();
+        self.ids = match drawn {
+            Some((draws, from)) => draws.feed(step, from)?,
+            None => None,
+        };
+        Ok(())
+    }
+
+    fn draw(
+        &mut self,
+        kv: &mut MlxKv,
+        hidden: &Array,
+        (norm, w, shape): (&Norm<MlxVector>, &MlxWeight, &LogitShape),
+        rows: &[usize],
+    ) -> Result<MlxDraws, EngineError> {
+        let draws = match rows.is_empty() {
+            true => MlxDraws::nothing(hidden),
+            false => MlxDraws::best(&self.logits(hidden, norm, w, rows)?, shape)?,
+        };
+        draws.start()?;
+        let before = kv.copies().slab_copies;
+        kv.settle(false)?;
+        if self.overlap && kv.copies().slab_copies > before {
+            self.copying_overlaps += 1;
+        }
+        Ok(draws)
+    }
+
+    fn drawn(&mut self, draws: &MlxDraws) -> Result<Vec<Option<TokenId>>, EngineError> {
+        draws.wait()
+    }
+
+    fn overlap_pays(&self) -> bool {
+        self.copying_overlaps < MOST_COPYING_OVERLAPS
     }
 
     fn numerics_id(&self) -> String {
