@@ -57,11 +57,13 @@ pub struct Script {
     replies: Vec<(String, Reply)>,
     row_faults: Vec<(String, EngineError)>,
     step_faults: BTreeMap<u64, Fault>,
+    poisons: Vec<(String, Fault)>,
     load_faults: BTreeMap<u64, LoadFault>,
     kv_blocks: u32,
     block_tokens: u32,
     step_time: Duration,
     token_time: Duration,
+    position_time: Duration,
     clock: Option<Arc<ManualClock>>,
     gated: bool,
     batches: bool,
@@ -74,11 +76,13 @@ impl Default for Script {
             replies: Vec::new(),
             row_faults: Vec::new(),
             step_faults: BTreeMap::new(),
+            poisons: Vec::new(),
             load_faults: BTreeMap::new(),
             kv_blocks: 4096,
             block_tokens: 16,
             step_time: Duration::ZERO,
             token_time: Duration::ZERO,
+            position_time: Duration::ZERO,
             clock: None,
             gated: false,
             batches: true,
@@ -121,6 +125,13 @@ impl Script {
         self
     }
 
+    /// Every step with a row whose tokens contain `when` goes wrong.
+    #[must_use]
+    pub fn poison(mut self, when: &str, fault: Fault) -> Self {
+        self.poisons.push((when.into(), fault));
+        self
+    }
+
     /// Load `number` (from 1) goes wrong.
     #[must_use]
     pub fn at_load(mut self, number: u64, fault: LoadFault) -> Self {
@@ -153,6 +164,13 @@ impl Script {
     #[must_use]
     pub fn dies_of_panics(mut self) -> Self {
         self.survives_panics = false;
+        self
+    }
+
+    /// Each position that a token attends to moves the clock by so much as well.
+    #[must_use]
+    pub fn attends(mut self, position: Duration) -> Self {
+        self.position_time = position;
         self
     }
 

@@ -12,10 +12,12 @@ use crate::actors::scheduler::core::Core;
 use crate::actors::scheduler::memory::Opened;
 use crate::actors::scheduler::placement::Lane;
 use crate::actors::scheduler::row::Row;
-use crate::types::{EngineError, Priority, SequenceId};
+use crate::types::{ClientId, EngineError, Priority, SequenceId};
 
-/// Rows looked at in a step that cannot be admitted, at most.
-const MAX_TRIED: usize = 8;
+/// Rows looked at in a step for which there is no memory, at most.
+const MAX_SHORT: usize = 8;
+/// Clients looked at in a step for which there is no slot, at most.
+const MAX_WITHOUT_SLOT: usize = 64;
 /// Younger rows of its class or lower ones that may pass a row which waits for memory.
 pub(crate) const MAX_OVERTAKEN: u32 = 16;
 
@@ -26,18 +28,21 @@ impl Core {
             return Ok(());
         }
         let now = self.now();
-        let mut tried: Vec<u64> = Vec::new();
         // Rows that wait for memory, and the class that must wait for one of them.
         let (mut short, mut barrier) = (Vec::new(), None);
-        while self.engine.is_some() && tried.len() < MAX_TRIED {
-            let Some((order, level)) = self.next_waiting(&tried, now) else { break };
+        // Clients that cannot have a slot: it depends on the client and its best class alone.
+        let mut without = Vec::new();
+        while self.engine.is_some() && short.len() < MAX_SHORT && without.len() < MAX_WITHOUT_SLOT {
+            let Some((order, level)) = self.next_waiting(&short, &without, now) else { break };
             if barrier.is_some_and(|barrier| level <= barrier) {
                 break;
             }
             let full = self.running.len() >= self.settings.max_rows;
             let victim = if full { self.slot_for(order, level) } else { None };
             if full && victim.is_none() {
-                tried.push(order);
+                without.extend(
+                    self.waiting.iter().find(|row| row.order == order).map(|row| row.terms.client.clone()),
+                );
                 continue;
             }
             self.in_step = vec![order];
@@ -50,7 +55,6 @@ impl Core {
                     self.count_overtaken(&short);
                 }
                 Opened::NotNow => {
-                    tried.push(order);
                     short.push(order);
                     if self.waiting.iter().any(|row| row.order == order && row.overtaken >= MAX_OVERTAKEN) {
                         barrier = barrier.max(Some(level));
@@ -68,12 +72,13 @@ impl Core {
     }
 
     /// The waiting row whose turn it is, and its class with age.
-    fn next_waiting(&self, tried: &[u64], now: Duration) -> Option<(u64, Priority)> {
+    fn next_waiting(&self, short: &[u64], without: &[ClientId], now: Duration) -> Option<(u64, Priority)> {
         let ageing = self.settings.ageing;
         let serial = self.running.iter().any(|row| row.placement.lane == Lane::Serial);
         self.waiting
             .iter()
-            .filter(|row| !row.is_parked() && !tried.contains(&row.order))
+            .filter(|row| !row.is_parked() && !short.contains(&row.order))
+            .filter(|row| !without.contains(&row.terms.client))
             .filter(|row| !(serial && row.placement.lane == Lane::Serial))
             .map(|row| row.candidate(now))
             .min_by_key(|candidate| candidate.place(&self.accounts, ageing))

@@ -2,7 +2,10 @@
 #![cfg(feature = "fake")]
 
 mod bench;
+mod broken;
+mod fill;
 mod loops;
 mod memory;
 mod random;
 mod streams;
+mod turns;

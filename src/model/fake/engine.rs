@@ -315,9 +315,14 @@ impl Engine for FakeEngine {
         let number = self.control.begin(described);
         if let Some(clock) = &self.script.clock {
             let tokens = rows.iter().map(|row| row.input.len() as u32).sum::<u32>();
-            clock.advance(self.script.step_time + self.script.token_time * tokens);
+            let attended = rows.iter().map(|row| self.attended(row)).sum::<u32>();
+            clock.advance(
+                self.script.step_time
+                    + self.script.token_time * tokens
+                    + self.script.position_time * attended,
+            );
         }
-        let fault = self.script.step_faults.get(&number).cloned();
+        let fault = self.script.step_faults.get(&number).cloned().or_else(|| self.poisoned(&rows));
         if let Some(fault @ (Fault::Panic(_) | Fault::PanicTwice(_) | Fault::Fail(_))) = fault {
             self.control.finish(number);
             return self.break_down(fault);
@@ -335,6 +340,23 @@ impl Engine for FakeEngine {
 }
 
 impl FakeEngine {
+    fn attended(&self, row: &PendingRow) -> u32 {
+        let held = self.sequences.get(&row.sequence.number).map_or(0, |known| known.tokens.len());
+        (held * row.input.len()) as u32
+    }
+
+    fn poisoned(&self, rows: &[PendingRow]) -> Option<Fault> {
+        let contains = |row: &PendingRow, when: &str| {
+            let held = self.sequences.get(&row.sequence.number).map_or(&[][..], |known| &known.tokens);
+            self.text_of(&[held, &row.input].concat()).contains(when)
+        };
+        let poisons = self.script.poisons.iter();
+        poisons
+            .filter(|(when, _)| rows.iter().any(|row| contains(row, when)))
+            .map(|(_, fault)| fault.clone())
+            .next()
+    }
+
     fn break_down(&mut self, fault: Fault) -> Result<StepOutcome, EngineError> {
         match fault {
             Fault::Fail(error) => Err(error),

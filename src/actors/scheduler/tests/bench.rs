@@ -10,14 +10,15 @@ use tokio::sync::mpsc::error::TryRecvError;
 
 use crate::actors::messages::Admit;
 use crate::actors::scheduler::core::{Core, Progress, Settings};
+use crate::actors::scheduler::fill::Fill;
 use crate::actors::stream::channel;
 use crate::cache::PrefixIndex;
 use crate::config::Config;
 use crate::model::fake::{FakeModel, Script};
 use crate::observe::Gauges;
 use crate::types::{
-    ChatEvent, Clock, Epoch, FinishReason, LiveCount, ManualClock, PreparedPrompt, Refusal, RequestId,
-    SamplingParams, StopRules, Terms, TicketOffice, TokenId, Usage,
+    ChatEvent, ClientId, Clock, Epoch, FinishReason, LiveCount, ManualClock, PreparedPrompt, Priority,
+    Refusal, RequestId, SamplingParams, StopRules, Terms, TicketOffice, TokenId, Usage,
 };
 
 pub(super) struct Client {
@@ -62,6 +63,11 @@ pub(super) struct Ask {
 }
 
 impl Ask {
+    pub(super) fn of(mut self, client: &str, priority: Priority) -> Self {
+        self.terms = Terms { client: ClientId(client.into()), priority, ..self.terms };
+        self
+    }
+
     pub(super) fn new(prompt: &str, max_new: u32) -> Self {
         Self { prompt: prompt.into(), max_new, stop: Vec::new(), slots: 64, terms: Terms::default() }
     }
@@ -74,6 +80,8 @@ pub(super) struct Bench {
     pub(super) gauges: Arc<Gauges>,
     pub(super) live: LiveCount,
     pub(super) clients: Vec<Client>,
+    /// What the next request brings.
+    pub(super) next_fill: Option<Box<dyn Fill>>,
     office: TicketOffice,
 }
 
@@ -95,7 +103,7 @@ impl Bench {
         core.attach(model.engine(Epoch(0)), model.text());
         let live = LiveCount::default();
         let office = TicketOffice::new(10_000, live.clone());
-        Self { core, model, clock, gauges, live, clients: Vec::new(), office }
+        Self { core, model, clock, gauges, live, clients: Vec::new(), next_fill: None, office }
     }
 
     /// Number of the new client, which must be accepted.
@@ -113,7 +121,8 @@ impl Bench {
             stop: StopRules { strings: ask.stop.clone(), tokens: vec![TokenId(257)] },
             max_new_tokens: ask.max_new,
         };
-        self.core.enqueue(Admit { ticket, terms: ask.terms.clone(), prompt, fill: None, events })?;
+        let fill = self.next_fill.take();
+        self.core.enqueue(Admit { ticket, terms: ask.terms.clone(), prompt, fill, events })?;
         self.clients.push(Client { rx: Some(rx), text: String::new(), ends: Vec::new() });
         Ok(number)
     }
@@ -122,7 +131,7 @@ impl Bench {
     pub(super) fn step(&mut self) -> Progress {
         let progress = self.core.step(None);
         if let Progress::Broken(_) = progress {
-            self.core.lose_engine();
+            let _whose = self.core.lose_engine();
             self.core.attach(self.model.engine(self.core.epoch), self.model.text());
         }
         self.check();
