@@ -7,5 +7,6 @@ mod fill;
 mod loops;
 mod memory;
 mod random;
+mod simulator;
 mod streams;
 mod turns;

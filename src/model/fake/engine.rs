@@ -141,7 +141,11 @@ impl FakeEngine {
 
     /// The next token: from the script, or from all tokens before it.
     fn next(&self, tokens: &[TokenId], produced: usize) -> TokenId {
-        let prompt = self.text_of(&tokens[..tokens.len().saturating_sub(produced)]);
+        let prompt = if self.script.replies.is_empty() {
+            String::new()
+        } else {
+            self.text_of(&tokens[..tokens.len().saturating_sub(produced)])
+        };
         let found = self
             .script
             .replies
