@@ -20,6 +20,7 @@ use crate::actors::retry::RetryAdvice;
 use crate::actors::scheduler::BatchScheduler;
 use crate::actors::status::{Board, ModelState};
 use crate::actors::stream::{EVENT_SLOTS, channel};
+use crate::actors::watchdog::Watchdog;
 use crate::model::text::TextModel;
 use crate::observe::{Gauges, Outcome};
 use crate::types::{
@@ -56,6 +57,7 @@ pub(crate) struct Gateway {
     /// The operator's limit of context, if there is one.
     pub(crate) context_limit: Option<u32>,
     pub(crate) board: Arc<Board>,
+    pub(crate) watchdog: Watchdog,
     pub(crate) gauges: Arc<Gauges>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) traces: Arc<TraceRing>,
@@ -289,6 +291,11 @@ impl MessageResponse<Gateway, OpenChat> for Opened {
 
 impl Actor for Gateway {
     type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        // Here, because this thread never waits for the one that is watched.
+        ctx.run_interval(self.watchdog.interval(), |me, _| me.watchdog.look());
+    }
 }
 
 impl Handler<OpenChat> for Gateway {
@@ -356,7 +363,9 @@ mod tests {
         served.state = ModelState::Ready;
         served.text = Some(Arc::new(TextModel::scripted()));
         served.context = 4096;
-        let (live, clock) = (LiveCount::default(), SystemClock::new());
+        let live = LiveCount::default();
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let board = Arc::new(Board::new(&["fake".into()], clock.wall()));
         Gateway {
             models: vec![served],
             preparation,
@@ -364,9 +373,16 @@ mod tests {
             live,
             max_rows: 1,
             context_limit: None,
-            board: Arc::new(Board::new(&["fake".into()], clock.wall())),
+            watchdog: Watchdog {
+                pulses: Vec::new(),
+                board: Arc::clone(&board),
+                clock: Arc::clone(&clock),
+                limit: Duration::from_secs(1),
+                reported: false,
+            },
+            board,
             gauges: Arc::default(),
-            clock: Arc::new(clock),
+            clock,
             traces: Arc::new(TraceRing::new(4)),
             retry: RetryAdvice::default(),
         }

@@ -35,6 +35,7 @@ pub(crate) mod stream;
 pub(crate) mod threads;
 pub(crate) mod transcription;
 pub(crate) mod turns;
+pub(crate) mod watchdog;
 pub mod wiring;
 
 pub use messages::{CacheReport, CacheStatistics, ChatStream, ClearCache, OpenChat, Transcribe, Transcript};

@@ -20,7 +20,7 @@ pub enum Health {
     Restarting,
     /// Going down: nothing new is accepted.
     Draining,
-    /// A model cannot be brought up (again). A server should drain and exit.
+    /// A model cannot be brought up (again), or a step hangs. A server should drain and exit.
     Failed {
         /// Why, for the operator.
         message: String,
@@ -66,6 +66,8 @@ pub(crate) struct Board {
     models: RwLock<Vec<ModelStatus>>,
     draining: watch::Sender<bool>,
     health: watch::Sender<Health>,
+    /// What the watchdog says.
+    hung: RwLock<Option<String>>,
 }
 
 impl Board {
@@ -84,6 +86,7 @@ impl Board {
             models: RwLock::new(models),
             draining: watch::Sender::new(false),
             health: watch::Sender::new(Health::Loading),
+            hung: RwLock::new(None),
         }
     }
 
@@ -119,8 +122,18 @@ impl Board {
         self.publish();
     }
 
+    /// A step hangs, or moves on after all.
+    pub(crate) fn set_hung(&self, message: Option<String>) {
+        *self.hung.write().unwrap_or_else(std::sync::PoisonError::into_inner) = message;
+        self.publish();
+    }
+
     fn publish(&self) {
-        let health = derive(self.is_draining(), &self.models());
+        let hung = self.hung.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        let health = match hung {
+            Some(message) => Health::Failed { message },
+            None => derive(self.is_draining(), &self.models()),
+        };
         self.health.send_if_modified(|old| {
             let changed = *old != health;
             *old = health;

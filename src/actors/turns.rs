@@ -12,10 +12,11 @@
 
 use std::cell::RefCell;
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use crate::types::Clock;
@@ -45,6 +46,8 @@ struct State {
     clock: Arc<dyn Clock>,
     seats: Vec<Seat>,
     taken: bool,
+    /// Turns that ended.
+    ended: u64,
 }
 
 impl State {
@@ -96,7 +99,7 @@ pub(crate) struct ComputeTurns {
 impl ComputeTurns {
     /// Turns by this clock; no lane yet.
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
-        Self { state: Rc::new(RefCell::new(State { clock, seats: Vec::new(), taken: false })) }
+        Self { state: Rc::new(RefCell::new(State { clock, seats: Vec::new(), taken: false, ended: 0 })) }
     }
 
     /// One more kind of work. With twice the weight it gets twice the time while all ask.
@@ -126,12 +129,7 @@ impl Lane {
     /// # Cancellation
     /// Safe: it asks no more.
     pub(crate) fn turn(&self) -> Asking {
-        Asking {
-            turns: self.turns.clone(),
-            index: self.index,
-            yielded: Box::pin(tokio::task::yield_now()),
-            asked: false,
-        }
+        Asking { turns: self.turns.clone(), index: self.index, yielding: None, seen: 0, asked: false }
     }
 }
 
@@ -143,12 +141,39 @@ impl Drop for Lane {
     }
 }
 
+/// Lets the runtime poll its driver and everything else once. The future of `yield_now` itself
+/// is done at its second poll, whoever polls it: an actor polls all of its futures in a loop.
+#[derive(Debug)]
+struct Yielding {
+    over: AtomicBool,
+    task: Waker,
+}
+
+impl Yielding {
+    fn begin(task: &Waker) -> Arc<Self> {
+        let yielding = Arc::new(Self { over: AtomicBool::new(false), task: task.clone() });
+        let waker = Waker::from(Arc::clone(&yielding));
+        // Its first poll is never ready, and asks the runtime to wake this.
+        let _pending = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(&waker));
+        yielding
+    }
+}
+
+impl Wake for Yielding {
+    fn wake(self: Arc<Self>) {
+        self.over.store(true, Ordering::Relaxed);
+        self.task.wake_by_ref();
+    }
+}
+
 /// A lane that waits for its turn.
 pub(crate) struct Asking {
     turns: ComputeTurns,
     index: usize,
-    /// `yield_now` rather than waking oneself: the runtime polls its driver in between.
-    yielded: Pin<Box<dyn Future<Output = ()>>>,
+    /// It yields to the runtime.
+    yielding: Option<Arc<Yielding>>,
+    /// Turns that had ended when it yielded.
+    seen: u64,
     asked: bool,
 }
 
@@ -163,15 +188,21 @@ impl Future for Asking {
         if !me.asked {
             me.asked = true;
             state.catch_up(index, now);
-            // From here on it counts: whoever is asked before the next turn takes part in it.
-            state.seats[index].asking = Some(ctx.waker().clone());
-            drop(state);
-            // The first poll of a yield is never ready; it wakes this task later.
-            let _pending = me.yielded.as_mut().poll(ctx);
-            return Poll::Pending;
+            me.yielding = Some(Yielding::begin(ctx.waker()));
+        } else if me.seen != state.ended {
+            // Whoever had the last turn may not have asked again yet, and may be next all the same.
+            me.yielding = Some(Yielding::begin(ctx.waker()));
+        }
+        // From here on it counts: whoever has asked before the next turn takes part in it.
+        state.seats[index].asking = Some(ctx.waker().clone());
+        me.seen = state.ended;
+        if let Some(yielding) = &me.yielding {
+            if !yielding.over.load(Ordering::Relaxed) {
+                return Poll::Pending;
+            }
+            me.yielding = None;
         }
         if state.taken || state.next() != Some(index) {
-            state.seats[index].asking = Some(ctx.waker().clone());
             state.wake_next();
             return Poll::Pending;
         }
@@ -211,6 +242,7 @@ impl Drop for Turn {
         let now = state.clock.now();
         let took = now.saturating_sub(self.begun).as_secs_f64();
         state.taken = false;
+        state.ended += 1;
         let seat = &mut state.seats[self.index];
         if seat.open {
             seat.used += took / seat.weight;

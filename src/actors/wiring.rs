@@ -19,6 +19,7 @@ use crate::actors::scheduler::core::Settings;
 use crate::actors::scheduler::restart::RestartPolicy;
 use crate::actors::status::{Board, Health, ModelStatus};
 use crate::actors::threads::{ComputeActors, Threads};
+use crate::actors::watchdog::Watchdog;
 use crate::config::{Config, Problem};
 use crate::model::ModelSource;
 use crate::observe::{Gauges, Pulse, fields};
@@ -125,6 +126,13 @@ impl GreenroomBuilder {
             live: live.clone(),
             max_rows,
             context_limit: self.config.engine.context,
+            watchdog: Watchdog {
+                pulses: pulses.clone(),
+                board: Arc::clone(&board),
+                clock: Arc::clone(&self.clock),
+                limit: Duration::from_secs(self.config.scheduler.hang_timeout_s),
+                reported: false,
+            },
             board: Arc::clone(&board),
             gauges: Arc::clone(&gauges),
             clock: Arc::clone(&self.clock),

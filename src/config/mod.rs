@@ -173,6 +173,8 @@ pub struct SchedulerConfig {
     pub max_itl_growth: f64,
     /// A waiting request rises by one priority class after so long, seconds.
     pub ageing_s: u64,
+    /// A step that takes longer is reported as hanging, seconds.
+    pub hang_timeout_s: u64,
     /// Propose tokens from the prompt and verify several in one step.
     pub prompt_lookup: bool,
     /// A client that reads nothing for so long loses its row, seconds.
@@ -188,6 +190,7 @@ impl Default for SchedulerConfig {
             max_itl_ms: 100,
             max_itl_growth: 1.8,
             ageing_s: 10,
+            hang_timeout_s: 120,
             prompt_lookup: false,
             stall_timeout_s: 60,
         }

@@ -113,6 +113,7 @@ impl Config {
         check.within("scheduler.max_chunk_tokens", scheduler.max_chunk_tokens, 1, 65_536);
         check.within("scheduler.max_itl_ms", scheduler.max_itl_ms, 1, 60_000);
         check.within("scheduler.max_itl_growth", scheduler.max_itl_growth, 1.0, 1000.0);
+        check.within("scheduler.hang_timeout_s", scheduler.hang_timeout_s, 1, 86_400);
         check.within("scheduler.ageing_s", scheduler.ageing_s, 1, 86_400);
         check.within("scheduler.stall_timeout_s", scheduler.stall_timeout_s, 1, 86_400);
         check.within("cache.max_entries", self.cache.max_entries, 0, 1 << 20);

@@ -220,6 +220,9 @@ pub struct StartOps {
     pub context: u32,
 }
 
+/// Draws of an earlier step, and for some packed indices which of them stands there.
+pub type Placed<'a, D> = (&'a D, &'a [(usize, usize)]);
+
 /// The operators. `T` is a packed activation `[tokens, width]`, `W` a packed
 /// weight (rows of several matrices stacked), `V` a small f32 vector.
 ///
@@ -362,7 +365,7 @@ pub trait Ops: Sized {
     fn begin(
         &mut self,
         _step: &Step<'_>,
-        _drawn: Option<(&Self::Draws, &[(usize, usize)])>,
+        _drawn: Option<Placed<'_, Self::Draws>>,
     ) -> Result<(), EngineError> {
         Ok(())
     }

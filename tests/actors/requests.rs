@@ -236,6 +236,29 @@ fn the_age_of_the_last_step_is_known_without_asking_an_actor() {
 }
 
 #[test]
+fn a_step_that_hangs_is_reported_and_taken_back_if_it_moves_on() {
+    run(async {
+        let clock = Arc::new(ManualClock::new());
+        let model = FakeModel::new("fake", Script::new().say("q", "a").gated());
+        let control = model.control();
+        let mut config = Config::default();
+        config.scheduler.hang_timeout_s = 1;
+        let greenroom =
+            Greenroom::builder(config).model(Arc::new(model)).clock(clock.clone()).start().await.unwrap();
+        greenroom.ready().await.unwrap();
+        let handles = greenroom.handles();
+        let stream = greenroom.chat(ask("q")).await.unwrap();
+        assert!(control.wait_begun(1));
+        clock.advance(Duration::from_secs(2));
+        until("the report", || matches!(handles.health(), Health::Failed { .. })).await;
+        control.open();
+        assert_eq!(read(stream).await.0, "a");
+        until("the end of it", || handles.health() == Health::Ready).await;
+        stop(greenroom).await;
+    });
+}
+
+#[test]
 fn the_context_is_what_memory_has_room_for_and_a_longer_prompt_disturbs_nobody() {
     run(async {
         let script = Script::new().say("hello", "a short answer").memory(8, 16).gated();

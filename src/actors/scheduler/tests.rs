@@ -6,6 +6,7 @@ mod broken;
 mod fill;
 mod loops;
 mod memory;
+mod native;
 mod random;
 mod simulator;
 mod streams;

@@ -17,7 +17,7 @@ use super::native::{StreamLease, version};
 use super::weight::{MlxPacked, MlxWeight};
 use super::{MlxConfig, MlxDevice, device_error, dim};
 use crate::model::load::HostTensor;
-use crate::model::ops::{Act, AttnSpec, LayerId, LogitShape, Logits, Norm, Ops, StartOps, Step};
+use crate::model::ops::{Act, AttnSpec, LayerId, LogitShape, Logits, Norm, Ops, Placed, StartOps, Step};
 use crate::types::{EngineError, LoadError, TokenId};
 
 /// A small vector on the device, as it is and inverted: MLX's rope wants periods where the
@@ -230,11 +230,7 @@ impl Ops for MlxOps {
         Ok(Logits { vocab: data.len() / rows.len(), data })
     }
 
-    fn begin(
-        &mut self,
-        step: &Step<'_>,
-        drawn: Option<(&MlxDraws, &[(usize, usize)])>,
-    ) -> Result<(), EngineError> {
+    fn begin(&mut self, step: &Step<'_>, drawn: Option<Placed<'_, MlxDraws>>) -> Result<(), EngineError> {
         self.overlap = drawn.is_some();
         self.ids = match drawn {
             Some((draws, from)) => draws.feed(step, from)?,

@@ -19,9 +19,10 @@ use crate::config::Config;
 use crate::model::fake::{FakeModel, Script};
 use crate::types::{Clock, ManualClock};
 
-fn scheduler(clock: &Arc<ManualClock>) -> BatchScheduler {
+/// A scheduler's parts around a scripted model.
+pub(super) fn parts(clock: &Arc<ManualClock>) -> SchedulerParts {
     let shared: Arc<dyn Clock> = clock.clone();
-    BatchScheduler::new(SchedulerParts {
+    SchedulerParts {
         settings: Settings::new("fake", &Config::default(), &shared, &Arc::default()),
         turns: ComputeTurns::new(clock.clone()),
         index: Rc::new(RefCell::new(PrefixIndex::new(0))),
@@ -31,7 +32,7 @@ fn scheduler(clock: &Arc<ManualClock>) -> BatchScheduler {
         restarts: RestartPolicy::without_pause(),
         gateway: Context::<Gateway>::new().address().downgrade().recipient(),
         cache: Context::<PromptCache>::new().address().downgrade().recipient(),
-    })
+    }
 }
 
 /// A cancelled future is taken out of its context only after everything due was polled.
@@ -39,7 +40,7 @@ fn scheduler(clock: &Arc<ManualClock>) -> BatchScheduler {
 fn a_pause_that_ends_while_a_message_cuts_it_short_is_no_second_loop() {
     System::new().block_on(async {
         let clock = Arc::new(ManualClock::new());
-        let mut scheduler = scheduler(&clock);
+        let mut scheduler = BatchScheduler::new(parts(&clock));
         let mut ctx = Context::<BatchScheduler>::new();
         let paused = scheduler.next_turn();
         scheduler.turn = Loop::Paused(ctx.run_later(Duration::from_secs(9), |_, _| {}));
