@@ -67,6 +67,7 @@ pub struct Script {
     clock: Option<Arc<ManualClock>>,
     gated: bool,
     batches: bool,
+    overlaps: bool,
     survives_panics: bool,
 }
 
@@ -86,6 +87,7 @@ impl Default for Script {
             clock: None,
             gated: false,
             batches: true,
+            overlaps: false,
             survives_panics: true,
         }
     }
@@ -157,6 +159,13 @@ impl Script {
     #[must_use]
     pub fn one_row_a_step(mut self) -> Self {
         self.batches = false;
+        self
+    }
+
+    /// A step may begin before the one before it is collected; only greedy tokens can be drawn then.
+    #[must_use]
+    pub fn overlaps(mut self) -> Self {
+        self.overlaps = true;
         self
     }
 

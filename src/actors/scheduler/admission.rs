@@ -157,9 +157,23 @@ impl Core {
         self.uncount(&mut row);
         row.wait(now);
         row.drop_proposed();
+        self.give_up_ahead(&mut row);
         row.ticket.trace.mark("paused", now, &[("computed", row.computed.into())]);
         self.settings.gauges.pauses.up();
         self.queue_again(row);
+    }
+
+    /// What is under way for a row that goes on later is not committed meanwhile.
+    fn give_up_ahead(&mut self, row: &mut Row) {
+        if row.ahead == 0 {
+            return;
+        }
+        row.forget_ahead();
+        let (Some(engine), Some(sequence)) = (self.engine.as_mut(), row.sequence) else { return };
+        if engine.truncate(sequence, row.computed).is_err() {
+            self.close(row);
+            row.set_back();
+        }
     }
 
     /// Puts a row back into the queue, at its place by arrival.

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::actors::messages::Admit;
+use crate::actors::scheduler::ahead::UnderWay;
 use crate::actors::scheduler::fairness::Accounts;
 use crate::actors::scheduler::gauge::Shares;
 use crate::actors::scheduler::pace::Pace;
@@ -106,6 +107,10 @@ pub(crate) struct Core {
     pub(crate) ending: Vec<Row>,
     /// Rows that the engine is busy with: suspects if it breaks.
     pub(crate) in_step: Vec<u64>,
+    /// A step that is collected after the next one is submitted.
+    pub(crate) under_way: Option<UnderWay>,
+    /// When the last step was collected.
+    pub(crate) collected: Duration,
     pub(crate) pace: Pace,
     pub(crate) shares: Shares,
     pub(crate) accounts: Accounts,
@@ -131,6 +136,8 @@ impl Core {
             running: Vec::new(),
             ending: Vec::new(),
             in_step: Vec::new(),
+            under_way: None,
+            collected: Duration::ZERO,
             pace: Pace::default(),
             accounts: Accounts::default(),
             rate: QueueRate::default(),
@@ -252,6 +259,7 @@ impl Core {
     pub(crate) fn fail_all(&mut self, failure: &Failure) {
         let lists = [&mut self.running, &mut self.waiting, &mut self.ending];
         let rows: Vec<Row> = lists.into_iter().flat_map(std::mem::take).collect();
+        self.under_way = None;
         for mut row in rows {
             self.close(&mut row);
             let _last_words = row.flush(self.now(), self.settings.stall_timeout);

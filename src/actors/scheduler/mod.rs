@@ -12,6 +12,7 @@
 //! the restart budget lasts.
 
 mod admission;
+pub(crate) mod ahead;
 pub(crate) mod core;
 mod fairness;
 pub(crate) mod fill;
@@ -27,7 +28,7 @@ mod rate;
 mod recover;
 pub(crate) mod restart;
 pub(crate) mod row;
-mod step;
+pub(crate) mod step;
 pub(crate) mod stop;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -185,6 +186,9 @@ impl BatchScheduler {
 
     fn run_jobs(&mut self, turn: &Turn, ctx: &mut Context<Self>) {
         self.jobs_armed = false;
+        if let Err(error) = self.core.settle() {
+            return self.broke(&error, ctx);
+        }
         let Some(engine) = self.core.engine.as_deref_mut() else { return };
         let panicked = self.jobs.run(engine, turn.budget);
         if panicked && !engine.info().survives_panics {

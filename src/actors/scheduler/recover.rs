@@ -40,6 +40,7 @@ impl Core {
     /// The step's rows broke it. Goes on with the same engine if that can be, else the error
     /// says that it is lost.
     pub(crate) fn broke(&mut self, error: EngineError) -> Result<bool, EngineError> {
+        self.forget_under_way();
         let survives = self.engine.as_ref().is_some_and(|engine| engine.info().survives_panics);
         let panicked = matches!(error, EngineError::Panicked { .. });
         if !panicked || !survives || self.crash.broken >= MAX_SURVIVED {
@@ -61,6 +62,7 @@ impl Core {
     /// begin anew from their tokens.
     pub(crate) fn lose_engine(&mut self) -> Fault {
         let engine = self.engine.take();
+        self.under_way = None;
         // A broken engine may panic again on its way out.
         let _lost = catch_unwind(AssertUnwindSafe(move || drop(engine)));
         self.index.borrow_mut().retain(|_| false);

@@ -39,6 +39,10 @@ pub(crate) struct Row {
     pub(crate) prompt_tokens: u32,
     /// How many of `tokens` the sequence holds.
     pub(crate) computed: u32,
+    /// How many more are being computed in steps under way.
+    pub(crate) ahead: u32,
+    /// Tokens being drawn in steps under way.
+    pub(crate) drawing: u32,
     pub(crate) sequence: Option<SequenceId>,
     pub(crate) sampling: Arc<SamplingParams>,
     /// Tokens of the prompt that were reused when the row was first admitted.
@@ -125,6 +129,8 @@ impl Row {
             prompt_tokens: count(prompt.tokens.len()),
             tokens: prompt.tokens,
             computed: 0,
+            ahead: 0,
+            drawing: 0,
             sequence: None,
             sampling: prompt.sampling,
             cached: None,
@@ -147,9 +153,25 @@ impl Row {
         count(self.tokens.len())
     }
 
-    /// Tokens still to be computed.
+    /// Tokens still to be computed, with those being drawn and without those under way.
     pub(crate) fn owed(&self) -> u32 {
-        self.len().saturating_sub(self.computed)
+        self.len().saturating_add(self.drawing).saturating_sub(self.next())
+    }
+
+    /// Position of the next token to be computed.
+    pub(crate) fn next(&self) -> u32 {
+        self.computed.saturating_add(self.ahead)
+    }
+
+    /// Whether what is being drawn leaves room for more, for all that can be known.
+    pub(crate) fn goes_on(&self, context: u32) -> bool {
+        self.drawing == 0
+            || (self.produced() + self.drawing < self.max_new_tokens && self.len() + self.drawing < context)
+    }
+
+    /// Nothing of what is under way will come.
+    pub(crate) fn forget_ahead(&mut self) {
+        (self.ahead, self.drawing) = (0, 0);
     }
 
     /// Tokens produced.
@@ -164,7 +186,7 @@ impl Row {
 
     /// For the plan, if the row owes more than one token.
     pub(crate) fn prefilling(&self) -> Option<Prefilling> {
-        let (owed, start) = (self.owed(), self.computed);
+        let (owed, start) = (self.owed(), self.next());
         (!self.is_decoding()).then_some(Prefilling {
             owed,
             start,
@@ -297,6 +319,7 @@ impl Row {
     pub(crate) fn set_back(&mut self) {
         self.sequence = None;
         self.computed = 0;
+        self.forget_ahead();
         self.drop_proposed();
     }
 

@@ -1,32 +1,36 @@
-//! One step: plan, make room, submit and collect, commit.
+//! One step: plan, make room, submit, commit.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+use crate::actors::scheduler::ahead::UnderWay;
 use crate::actors::scheduler::core::{Core, End, panic_message};
 use crate::actors::scheduler::fairness::{OUTPUT_SERVICE, PROMPT_SERVICE};
 use crate::actors::scheduler::pace::Work;
 use crate::actors::scheduler::placement::Lane;
 use crate::actors::scheduler::plan::{Decoding, Prefilling, share};
 use crate::actors::scheduler::row::{Flow, Row};
-use crate::model::{PlanRow, RowOutcome, SampleFor, StepOutcome, StepPlan, Want};
-use crate::types::{EngineError, Failure, FailureReason, Priority, TokenId};
+use crate::model::{PREVIOUS, PlanRow, RowOutcome, SampleFor, StepHandle, StepOutcome, StepPlan, Want};
+use crate::types::{EngineError, Failure, FailureReason, Priority, SequenceId, TokenId};
 
 /// Tokens proposed a row before a step's time is known.
 const UNMEASURED_PROPOSALS: usize = 4;
 
 /// A row's part of a step.
 #[derive(Clone, Copy, Debug)]
-struct Span {
-    order: u64,
+pub(crate) struct Span {
+    pub(crate) order: u64,
+    pub(crate) sequence: SequenceId,
     /// Position of its first token.
-    start: u32,
+    pub(crate) start: u32,
     /// Tokens computed, proposed ones included.
-    tokens: u32,
+    pub(crate) tokens: u32,
     /// How many of them are proposed.
-    proposed: u32,
+    pub(crate) proposed: u32,
     /// It reaches the end of the row's tokens, so a new one is drawn.
-    samples: bool,
+    pub(crate) samples: bool,
+    /// Its one token is what the step before draws.
+    pub(crate) follows: bool,
     /// A piece of a prompt, or of what is computed anew.
     prefill: bool,
 }
@@ -41,27 +45,41 @@ impl Core {
             return Ok(false);
         }
         self.admit_waiting()?;
+        let ahead = self.may_run_ahead(turn);
+        if !ahead && let Some(step) = self.under_way.take() {
+            self.finish(step)?;
+        }
         let spans = self.plan(turn);
         let spans = self.with_room(spans)?;
+        let follows = spans.iter().any(|span| span.follows);
+        if !follows && let Some(step) = self.under_way.take() {
+            // Nothing would tie the next step to this one.
+            return self.finish(step);
+        }
         if spans.is_empty() {
             return Ok(self.memory_short);
         }
-        let before = self.now();
-        let outcome = match catch_unwind(AssertUnwindSafe(|| self.run(&spans))) {
-            Ok(Ok(outcome)) => outcome,
+        let begun = self.now();
+        let handle = match catch_unwind(AssertUnwindSafe(|| self.submit(&spans))) {
+            Ok(Ok(handle)) => handle,
             Ok(Err(error)) => return self.refused(&spans, error),
             Err(payload) => return self.broke(EngineError::Panicked { message: panic_message(&*payload) }),
         };
-        self.measure(&spans, before);
-        self.commit(&spans, outcome);
-        self.step_was_good();
-        Ok(true)
+        let step = UnderWay { handle, spans, begun };
+        if !ahead {
+            return self.finish(step);
+        }
+        match self.under_way.replace(step) {
+            Some(before) => self.finish(before),
+            None => Ok(true),
+        }
     }
 
     /// Tokens for every running row whose client keeps up. Rows that must be alone take turns
     /// with all others together.
     fn plan(&mut self, turn: Option<Duration>) -> Vec<Span> {
-        let ready = |row: &Row| !row.is_parked() && row.owed() > 0;
+        let context = self.engine.as_ref().map_or(0, |engine| engine.info().context);
+        let ready = |row: &Row| !row.is_parked() && row.owed() > 0 && row.goes_on(context);
         let alone = |row: &Row| row.placement.lane == Lane::Serial || row.suspect_until.is_some();
         let first = self.running.iter().find(|row| ready(row) && alone(row)).map(|row| row.order);
         let others = self.running.iter().any(|row| ready(row) && !alone(row));
@@ -97,8 +115,17 @@ impl Core {
             }
             let proposed = u32::try_from(row.proposed.len()).unwrap_or(0);
             let samples = tokens == row.owed();
-            let (order, start, tokens) = (row.order, row.computed, tokens + proposed);
-            spans.push(Span { order, start, tokens, proposed, samples, prefill });
+            let Some(sequence) = row.sequence else { continue };
+            spans.push(Span {
+                order: row.order,
+                sequence,
+                start: row.next(),
+                tokens: tokens + proposed,
+                proposed,
+                samples,
+                follows: row.drawing > 0,
+                prefill,
+            });
         }
         spans
     }
@@ -108,7 +135,7 @@ impl Core {
         let mut decoding = Decoding::default();
         let mut count = 0;
         for row in self.running.iter().filter(|row| takes_part(row) && row.is_decoding()) {
-            decoding.work = decoding.work.with_decode(row.computed, row.owed());
+            decoding.work = decoding.work.with_decode(row.next(), row.owed());
             decoding.watched |= row.terms.priority > Priority::Background;
             count += 1;
         }
@@ -138,7 +165,7 @@ impl Core {
         Ok(spans.into_iter().filter(|span| self.running.iter().any(|row| row.order == span.order)).collect())
     }
 
-    fn run(&mut self, spans: &[Span]) -> Result<StepOutcome, EngineError> {
+    fn submit(&mut self, spans: &[Span]) -> Result<StepHandle, EngineError> {
         self.in_step = spans.iter().map(|span| span.order).collect();
         for span in spans {
             if let Some(row) = self.find(span.order) {
@@ -157,18 +184,21 @@ impl Core {
             .iter()
             .filter_map(|span| plan_row(running.find(|row| row.order == span.order)?, *span))
             .collect();
-        let count = rows.len();
-        let handle = engine.submit(&StepPlan { rows })?;
-        let outcome = engine.collect(handle)?;
-        if outcome.rows.len() != count || count != spans.len() {
-            let message = format!("{} outcomes for {} rows", outcome.rows.len(), spans.len());
-            return Err(EngineError::Device { message });
+        if rows.len() != spans.len() {
+            return Err(EngineError::InvalidPlan { message: "a row is not what was planned".into() });
         }
-        Ok(outcome)
+        let handle = engine.submit(&StepPlan { rows })?;
+        for span in spans {
+            if let Some(row) = self.find(span.order) {
+                row.ahead += span.tokens;
+                row.drawing += u32::from(span.samples);
+            }
+        }
+        Ok(handle)
     }
 
     /// The step did not run. A plan that breaks a rule costs its rows, anything else is a break.
-    fn refused(&mut self, spans: &[Span], error: EngineError) -> Result<bool, EngineError> {
+    pub(crate) fn refused(&mut self, spans: &[Span], error: EngineError) -> Result<bool, EngineError> {
         if matches!(
             error,
             EngineError::Device { .. } | EngineError::Panicked { .. } | EngineError::NotANumber
@@ -183,7 +213,7 @@ impl Core {
         Ok(true)
     }
 
-    fn measure(&mut self, spans: &[Span], before: Duration) {
+    pub(crate) fn measure(&mut self, spans: &[Span], before: Duration) {
         let now = self.now();
         let work = spans.iter().fold(Work::default(), |work, span| {
             let add = if span.prefill { Work::with_prompt } else { Work::with_decode };
@@ -206,8 +236,15 @@ impl Core {
         }
     }
 
-    fn commit(&mut self, spans: &[Span], outcome: StepOutcome) {
+    pub(crate) fn commit(&mut self, spans: &[Span], outcome: StepOutcome) {
         for (span, outcome) in spans.iter().zip(outcome.rows) {
+            let Some(row) = self.find(span.order) else { continue };
+            if row.sequence != Some(span.sequence) || row.computed != span.start || row.ahead < span.tokens {
+                // It lost its place while the step was under way, and this with it.
+                continue;
+            }
+            row.ahead -= span.tokens;
+            row.drawing -= u32::from(span.samples);
             match outcome {
                 RowOutcome::Advanced if !span.samples => self.advance(span.order, span.tokens),
                 RowOutcome::Sampled { token, .. } if span.samples && span.proposed == 0 => {
@@ -306,6 +343,12 @@ fn is_verified(span: &Span, tokens: &[TokenId]) -> bool {
 fn plan_row(row: &Row, span: Span) -> Option<PlanRow<'_>> {
     let sequence = row.sequence?;
     let sample = |output| SampleFor { params: &row.sampling, position: row.len(), output, logprob: false };
+    if span.follows {
+        // Rows like this depend on nothing that was produced: see `may_run_ahead`.
+        let position = row.len() + row.drawing;
+        let want = Want::Sample(SampleFor { position, ..sample(row.output()) });
+        return Some(PlanRow { sequence, input: &[PREVIOUS], start: span.start, want });
+    }
     if span.proposed > 0 {
         let (input, output) = row.verified_input()?;
         let want = Want::Verify(sample(output));

@@ -1,13 +1,15 @@
 //! The scripted engine itself: blocks, sequences, steps.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::control::FakeControl;
 use super::{Fault, Reply, Script};
 use crate::model::text::TextModel;
-use crate::model::{Engine, EngineInfo, EngineMemory, RowOutcome, StepHandle, StepOutcome, StepPlan, Want};
-use crate::types::{EngineError, Epoch, SequenceId, TokenId};
+use crate::model::{
+    Engine, EngineInfo, EngineMemory, PREVIOUS, PlanRow, RowOutcome, StepHandle, StepOutcome, StepPlan, Want,
+};
+use crate::types::{EngineError, Epoch, SamplingParams, SequenceId, TokenId};
 
 const BYTES_PER_TOKEN: u64 = 64;
 
@@ -20,7 +22,10 @@ struct Sequence {
 #[derive(Debug)]
 struct PendingRow {
     sequence: SequenceId,
+    start: u32,
     input: Vec<TokenId>,
+    /// Its sequence was closed or truncated since.
+    is_void: bool,
     /// Tokens of output so far, if a token is wanted.
     sample: Option<usize>,
     /// The inputs after the first are proposals.
@@ -37,7 +42,10 @@ pub(super) struct FakeEngine {
     /// Owners of each block in use.
     owners: BTreeMap<u64, u32>,
     numbers: u64,
-    pending: Option<(u64, Vec<PendingRow>)>,
+    /// Steps under way, oldest first.
+    pending: VecDeque<(u64, Vec<PendingRow>)>,
+    /// What the last step drew, by sequence.
+    drawn: BTreeMap<u64, TokenId>,
     panics_when_dropped: bool,
 }
 
@@ -49,7 +57,7 @@ impl FakeEngine {
             context: text.context,
             kv_bytes_per_token: BYTES_PER_TOKEN,
             kv_block_tokens: script.block_tokens,
-            pipelined: false,
+            pipelined: script.overlaps,
             numerics_id: "fake".into(),
             device: "scripted".into(),
             batches: script.batches,
@@ -63,7 +71,8 @@ impl FakeEngine {
             sequences: BTreeMap::new(),
             owners: BTreeMap::new(),
             numbers: 0,
-            pending: None,
+            pending: VecDeque::new(),
+            drawn: BTreeMap::new(),
             panics_when_dropped: false,
         }
     }
@@ -114,20 +123,41 @@ impl FakeEngine {
         }
     }
 
+    /// The sequence's row in the last step under way.
+    fn under_way(&self, sequence: SequenceId) -> Option<&PendingRow> {
+        let rows = self.pending.iter().flat_map(|(_, rows)| rows);
+        rows.rev().find(|row| row.sequence == sequence && !row.is_void)
+    }
+
+    fn void(&mut self, sequence: SequenceId) {
+        let rows = self.pending.iter_mut().flat_map(|(_, rows)| rows);
+        rows.filter(|row| row.sequence == sequence).for_each(|row| row.is_void = true);
+    }
+
     fn check(&self, plan: &StepPlan<'_>) -> Result<(), EngineError> {
         let broken = |message: String| Err(EngineError::InvalidPlan { message });
-        if plan.rows.is_empty() || self.pending.is_some() {
-            return broken("an empty plan, or a step under way".into());
+        let overlaps = plan.rows.iter().any(|row| row.input == [PREVIOUS]);
+        // An engine would forget a step under way here; whoever schedules is not to let it.
+        if plan.rows.is_empty() || self.pending.len() != usize::from(overlaps) {
+            return broken(format!("an empty plan, or {} steps under way", self.pending.len()));
         }
         for (index, row) in plan.rows.iter().enumerate() {
             let sequence = self.known(row.sequence)?;
+            let before = self.under_way(row.sequence);
+            let held = before.map_or(sequence.tokens.len(), |row| row.start as usize + row.input.len());
             if plan.rows.iter().take(index).any(|other| other.sequence == row.sequence) {
                 return broken(format!("{:?} twice", row.sequence));
             }
-            if row.input.is_empty() || row.start as usize != sequence.tokens.len() {
-                return broken(format!("starts at {}, has {}", row.start, sequence.tokens.len()));
+            if row.input.is_empty() || row.start as usize != held {
+                return broken(format!("starts at {}, has {held}", row.start));
             }
-            let all = u32::try_from(sequence.tokens.len() + row.input.len()).unwrap_or(u32::MAX);
+            if row.input == [PREVIOUS] && before.and_then(|row| row.sample).is_none() {
+                return broken("nothing is drawn for it".into());
+            }
+            if overlaps && !is_drawn_here(row) {
+                return broken("the host draws for a row of steps that overlap".into());
+            }
+            let all = u32::try_from(held + row.input.len()).unwrap_or(u32::MAX);
             if all > self.info.context || self.blocks_for(all) > sequence.blocks.len() {
                 return broken(format!("no room for {all} tokens"));
             }
@@ -184,10 +214,17 @@ impl FakeEngine {
         drawn
     }
 
-    fn run(&mut self, row: PendingRow) -> RowOutcome {
+    fn run(&mut self, mut row: PendingRow) -> RowOutcome {
         let Some(sequence) = self.sequences.get(&row.sequence.number) else {
             return RowOutcome::Failed(EngineError::UnknownSequence { sequence: row.sequence });
         };
+        if row.is_void || row.start as usize != sequence.tokens.len() {
+            let message = "its sequence was changed meanwhile".into();
+            return RowOutcome::Failed(EngineError::InvalidPlan { message });
+        }
+        for token in row.input.iter_mut().filter(|token| **token == PREVIOUS) {
+            *token = self.drawn.get(&row.sequence.number).copied().unwrap_or(PREVIOUS);
+        }
         let mut tokens = sequence.tokens.clone();
         let start = tokens.len();
         tokens.extend(&row.input);
@@ -205,7 +242,11 @@ impl FakeEngine {
                 tokens.truncate(start + drawn.len());
                 RowOutcome::Verified { tokens: drawn }
             }
-            Some(produced) => RowOutcome::Sampled { token: self.next(&tokens, produced), logprob: None },
+            Some(produced) => {
+                let token = self.next(&tokens, produced);
+                self.drawn.insert(row.sequence.number, token);
+                RowOutcome::Sampled { token, logprob: None }
+            }
         };
         if let Some(sequence) = self.sequences.get_mut(&row.sequence.number) {
             sequence.tokens = tokens;
@@ -270,6 +311,7 @@ impl Engine for FakeEngine {
 
     fn truncate(&mut self, sequence: SequenceId, tokens: u32) -> Result<(), EngineError> {
         self.known(sequence)?;
+        self.void(sequence);
         let keep = self.blocks_for(tokens);
         let mut freed = Vec::new();
         if let Some(sequence) = self.sequences.get_mut(&sequence.number) {
@@ -284,6 +326,8 @@ impl Engine for FakeEngine {
         if sequence.epoch == self.info.epoch
             && let Some(closed) = self.sequences.remove(&sequence.number)
         {
+            self.void(sequence);
+            self.drawn.remove(&sequence.number);
             self.release(closed.blocks);
         }
     }
@@ -295,22 +339,29 @@ impl Engine for FakeEngine {
             .iter()
             .map(|row| PendingRow {
                 sequence: row.sequence,
+                start: row.start,
                 input: row.input.to_vec(),
+                is_void: false,
                 sample: match &row.want {
-                    Want::Sample(sample) | Want::Verify(sample) => Some(sample.output.len()),
+                    // Where the token before it is being drawn, that one counts as well.
+                    Want::Sample(sample) | Want::Verify(sample) => {
+                        let drawing = u32::from(row.input == [PREVIOUS]);
+                        Some(sample.output.len() + drawing as usize)
+                    }
                     _ => None,
                 },
                 verify: matches!(row.want, Want::Verify(_)),
             })
             .collect();
         let handle = self.number();
-        self.pending = Some((handle, rows));
+        self.pending.push_back((handle, rows));
         Ok(StepHandle(handle))
     }
 
     fn collect(&mut self, step: StepHandle) -> Result<StepOutcome, EngineError> {
-        let Some((_, rows)) = self.pending.take().filter(|(number, _)| *number == step.0) else {
-            return Err(EngineError::InvalidPlan { message: "no such step".into() });
+        let rows = match self.pending.pop_front() {
+            Some((number, rows)) if number == step.0 => rows,
+            _ => return Err(EngineError::InvalidPlan { message: "no such step".into() }),
         };
         let described = rows.iter().map(|row| {
             let start = self.sequences.get(&row.sequence.number).map_or(0, |known| known.tokens.len());
@@ -329,6 +380,7 @@ impl Engine for FakeEngine {
         let fault = self.script.step_faults.get(&number).cloned().or_else(|| self.poisoned(&rows));
         if let Some(fault @ (Fault::Panic(_) | Fault::PanicTwice(_) | Fault::Fail(_))) = fault {
             self.control.finish(number);
+            self.pending.clear();
             return self.break_down(fault);
         }
         let mut outcome = StepOutcome::default();
@@ -340,6 +392,19 @@ impl Engine for FakeEngine {
         }
         self.control.finish(number);
         Ok(outcome)
+    }
+
+    fn can_pipeline(&self, params: &SamplingParams) -> bool {
+        self.script.overlaps && params.is_greedy()
+    }
+}
+
+/// Whether the row can be part of steps that overlap.
+fn is_drawn_here(row: &PlanRow<'_>) -> bool {
+    match row.want {
+        Want::Nothing => true,
+        Want::Sample(sample) => sample.params.is_greedy() && !sample.logprob,
+        _ => false,
     }
 }
 

@@ -82,8 +82,11 @@ proptest! {
         rows in 1usize..6,
         chunk in 1u32..40,
         cached in any::<bool>(),
+        overlaps in any::<bool>(),
     ) {
-        let mut bench = Bench::new(script(faults, blocks), |config| {
+        let script = script(faults, blocks);
+        let script = if overlaps { script.overlaps() } else { script };
+        let mut bench = Bench::new(script, |config| {
             config.scheduler.max_rows = rows;
             config.scheduler.max_chunk_tokens = chunk;
             config.scheduler.stall_timeout_s = 60;
