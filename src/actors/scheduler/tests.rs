@@ -1,6 +1,7 @@
 //! The scheduler's core, driven step by step against the scripted engine, without actors.
 #![cfg(feature = "fake")]
 
+mod ahead;
 mod bench;
 mod broken;
 mod fill;

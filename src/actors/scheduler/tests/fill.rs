@@ -12,7 +12,7 @@ fn ids(text: &str) -> Vec<TokenId> {
 }
 
 /// Proposes a text's rest whenever what was produced is a beginning of it.
-struct Knows {
+pub(super) struct Knows {
     prompt: usize,
     text: Vec<TokenId>,
     policy: Policy,
@@ -21,7 +21,7 @@ struct Knows {
 }
 
 impl Knows {
-    fn new(prompt: &str, text: &str, policy: Policy) -> Box<Self> {
+    pub(super) fn new(prompt: &str, text: &str, policy: Policy) -> Box<Self> {
         Box::new(Self { prompt: prompt.len(), text: ids(text), policy, most: 5, open: false })
     }
 }

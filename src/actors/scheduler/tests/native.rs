@@ -154,7 +154,7 @@ async fn end(mut events: Receiver<ChatEvent>) -> ChatEvent {
 #[test]
 fn a_job_runs_in_slices_between_the_steps_of_streams() {
     System::new().block_on(async {
-        let world = World::new(looping());
+        let world = World::new(looping().overlaps());
         let stream = world.chat(400).await;
         let before = world.model.control().begun();
         let job = world.job(100, false).await;
