@@ -13,9 +13,6 @@ mod drain;
 mod failures;
 #[path = "actors/harness.rs"]
 mod harness;
-#[cfg(feature = "cpu")]
-#[path = "actors/real.rs"]
-mod real;
 #[path = "actors/requests.rs"]
 mod requests;
 #[path = "actors/reuse.rs"]

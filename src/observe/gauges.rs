@@ -115,6 +115,8 @@ pub struct Gauges {
     pub rows_paused: Level,
     /// Steps that an engine finished.
     pub steps: Counter,
+    /// Steps that began before the one before them was collected.
+    pub overlapped_steps: Counter,
     /// Tokens of prompts of requests that got a row.
     pub prompt_tokens: Counter,
     /// Tokens produced.
@@ -249,8 +251,13 @@ impl Gauges {
     }
 
     fn render_counters(&self, out: &mut String) {
-        let counters: [(&str, &str, u64); 13] = [
+        let counters: [(&str, &str, u64); 14] = [
             ("steps_total", "Steps that an engine finished.", self.steps.get()),
+            (
+                "overlapped_steps_total",
+                "Steps that began before the one before them was over.",
+                self.overlapped_steps.get(),
+            ),
             ("prompt_tokens_total", "Tokens of prompts that got a row.", self.prompt_tokens.get()),
             ("completion_tokens_total", "Tokens produced.", self.completion_tokens.get()),
             ("cancelled_total", "Requests whose client went away.", self.requests(Outcome::Cancelled)),

@@ -70,7 +70,10 @@ impl Core {
             return self.finish(step);
         }
         match self.under_way.replace(step) {
-            Some(before) => self.finish(before),
+            Some(before) => {
+                self.settings.gauges.overlapped_steps.up();
+                self.finish(before)
+            }
             None => Ok(true),
         }
     }

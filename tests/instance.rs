@@ -1,0 +1,158 @@
+//! A tiny model with random weights behind a whole instance, on our CPU backend and on MLX's CPU
+//! device: what an answer says does not depend on who else is there, on kept rows, on steps that
+//! overlap or on tokens that were proposed.
+#![cfg(any(feature = "cpu", feature = "mlx"))]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
+
+use std::future::Future;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use greenroom::actors::{ChatStream, Greenroom};
+use greenroom::config::{Config, DeviceChoice};
+use greenroom::model::source::FileModel;
+use greenroom::types::{ChatEvent, ChatMessage, ChatRequest, Role, Usage};
+
+const ASKED: usize = 8;
+
+/// No test takes so long unless something hangs.
+const DEADLINE: Duration = Duration::from_secs(300);
+
+fn devices() -> Vec<DeviceChoice> {
+    let cpu = cfg!(feature = "cpu").then_some(DeviceChoice::Cpu);
+    let mlx = cfg!(feature = "mlx").then_some(DeviceChoice::Mlx);
+    cpu.into_iter().chain(mlx).collect()
+}
+
+fn run(test: impl Future<Output = ()>) {
+    actix::System::new().block_on(async {
+        tokio::time::timeout(DEADLINE, test).await.expect("the test hangs");
+    });
+}
+
+async fn start(device: DeviceChoice, change: impl FnOnce(&mut Config)) -> Greenroom {
+    let mut config = Config::default();
+    config.engine.device = device;
+    change(&mut config);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny/llama");
+    let model = FileModel::new(path, &config).unwrap();
+    let greenroom = Greenroom::builder(config).model(Arc::new(model)).start().await.unwrap();
+    greenroom.ready().await.unwrap();
+    greenroom
+}
+
+fn ask(text: &str) -> ChatRequest {
+    ChatRequest { messages: vec![ChatMessage::text(Role::User, text)], ..ChatRequest::default() }
+}
+
+fn request(number: usize) -> ChatRequest {
+    let mut request =
+        ask(&format!("{} {number}: {}", "alike at first".repeat(4), "word ".repeat(number * 7)));
+    request.max_tokens = Some(30 + u32::try_from(number).unwrap());
+    request.ignore_eos = true;
+    request.sampling.temperature = Some(if number.is_multiple_of(2) { 0.0 } else { 0.8 });
+    request.sampling.seed = Some(number as u64);
+    request
+}
+
+fn greedy(number: usize) -> ChatRequest {
+    let mut request = request(number * 2);
+    request.max_tokens = Some(60);
+    request
+}
+
+async fn read(mut stream: ChatStream) -> (String, Usage) {
+    let mut text = String::new();
+    loop {
+        match stream.events.recv().await.expect("a stream has an end event") {
+            ChatEvent::Text(piece) => text.push_str(&piece),
+            ChatEvent::Done { usage, .. } => return (text, usage),
+            ChatEvent::Failed(failure) => panic!("{failure:?}"),
+        }
+    }
+}
+
+/// Answers of requests that run at the same time.
+async fn together(greenroom: &Greenroom, request: impl Fn(usize) -> ChatRequest) -> Vec<(String, Usage)> {
+    let asked = (0..ASKED).map(|number| {
+        let request = request(number);
+        async move {
+            let expected = request.max_tokens;
+            let (text, usage) = read(greenroom.chat(request).await.unwrap()).await;
+            assert_eq!(Some(usage.completion_tokens), expected);
+            (text, usage)
+        }
+    });
+    futures_util::future::join_all(asked).await
+}
+
+fn texts(answers: Vec<(String, Usage)>) -> Vec<String> {
+    answers.into_iter().map(|(text, _)| text).collect()
+}
+
+#[test]
+#[cfg(feature = "cpu")]
+fn an_answer_does_not_depend_on_neighbours_chunks_or_kept_rows() {
+    run(async {
+        let lonely = start(DeviceChoice::Cpu, |config| {
+            config.scheduler.max_rows = 1;
+            config.cache.enabled = false;
+        })
+        .await;
+        let expected = texts(together(&lonely, request).await);
+        lonely.stop().await;
+        for chunk in [7, 512] {
+            let crowd = start(DeviceChoice::Cpu, |config| config.scheduler.max_chunk_tokens = chunk).await;
+            for round in 0..2 {
+                let answers = together(&crowd, request).await;
+                for (number, (text, usage)) in answers.iter().enumerate() {
+                    assert_eq!(text, &expected[number], "request {number}, chunk {chunk}, round {round}");
+                    assert!(round == 0 || usage.cached_tokens > 0, "request {number} finds its own kept row");
+                }
+            }
+            crowd.stop().await;
+        }
+    });
+}
+
+/// Prompts that repeat themselves, and answers of a model that does: some proposals are right.
+#[test]
+fn looked_up_tokens_change_no_greedy_answer() {
+    run(async {
+        for device in devices() {
+            let plain = start(device, |_| {}).await;
+            let expected = texts(together(&plain, greedy).await);
+            assert_eq!(plain.handles().gauges().proposed_tokens.get(), 0);
+            plain.stop().await;
+            let looks_up = start(device, |config| config.scheduler.prompt_lookup = true).await;
+            assert_eq!(texts(together(&looks_up, greedy).await), expected, "{device:?}");
+            let handles = looks_up.handles();
+            let gauges = handles.gauges();
+            let (proposed, right) = (gauges.proposed_tokens.get(), gauges.proposed_right_tokens.get());
+            assert!(right > 0 && right <= proposed, "{device:?}: {right} of {proposed}");
+            looks_up.stop().await;
+        }
+    });
+}
+
+/// MLX draws greedy tokens itself and begins steps early; with a penalty, which changes nothing
+/// when it is this small, the host draws and each step ends before the next.
+#[test]
+#[cfg(feature = "mlx")]
+fn steps_that_overlap_change_no_answer() {
+    run(async {
+        let mlx = start(DeviceChoice::Mlx, |config| config.cache.enabled = false).await;
+        let host = |number| {
+            let mut request = greedy(number);
+            request.sampling.frequency_penalty = Some(1e-30);
+            request
+        };
+        let overlapped = || mlx.handles().gauges().overlapped_steps.get();
+        let expected = texts(together(&mlx, host).await);
+        assert_eq!(overlapped(), 0);
+        assert_eq!(texts(together(&mlx, greedy).await), expected);
+        assert!(overlapped() > 40, "{} steps", overlapped());
+        mlx.stop().await;
+    });
+}
