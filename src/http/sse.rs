@@ -6,6 +6,7 @@
 //! the same in every chunk.
 
 use std::convert::Infallible;
+use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,6 +14,7 @@ use futures_util::Stream;
 use futures_util::stream;
 use serde::Serialize;
 use tokio::sync::mpsc;
+use tokio::time::{Instant, Sleep};
 
 use super::api_error::ApiError;
 use super::dto::{
@@ -200,11 +202,51 @@ pub fn broken_off() -> Failure {
     Failure::new(FailureReason::RowFailed, "the answer broke off inside the server")
 }
 
+/// A piece's event, written once: all of an answer's differ in their text alone.
+struct PieceFrame {
+    /// Up to the text, its quotation mark not included.
+    head: Vec<u8>,
+    /// From behind the text on.
+    tail: Vec<u8>,
+}
+
+impl PieceFrame {
+    fn of(writer: &AnswerWriter) -> Self {
+        let empty = writer.text("");
+        let field: &[u8] = match writer.surface {
+            Surface::Chat => b"\"content\":\"\"",
+            Surface::Text => b"\"text\":\"\"",
+        };
+        // In the values before it quotation marks are escaped, so this is the field itself.
+        let at = empty.windows(field.len()).position(|found| found == field);
+        let (head, tail) = match at {
+            Some(at) => (&empty[..at + field.len() - 2], &empty[at + field.len()..]),
+            None => (&empty[..], &[][..]),
+        };
+        Self { head: head.to_vec(), tail: tail.to_vec() }
+    }
+
+    fn write(&self, out: &mut Vec<u8>, text: &str) {
+        // Room for the quotation marks and some escapes.
+        out.reserve(self.head.len() + text.len() + self.tail.len() + 16);
+        out.extend_from_slice(&self.head);
+        write(out, &text);
+        out.extend_from_slice(&self.tail);
+    }
+}
+
+/// Events that wait are written together, up to about so many bytes.
+const TOGETHER: usize = 8 * 1024;
+
 struct Body {
+    frame: PieceFrame,
     writer: AnswerWriter,
     events: mpsc::Receiver<ChatEvent>,
     heartbeat: Duration,
     recorder: Recorder,
+    /// Set again only when it fires: an event costs a look at the clock and no timer.
+    timer: Pin<Box<Sleep>>,
+    heard: Instant,
     begun: bool,
     ended: bool,
 }
@@ -216,10 +258,33 @@ impl Body {
             self.recorder.written();
             return self.writer.role();
         }
-        let Ok(event) = tokio::time::timeout(self.heartbeat, self.events.recv()).await else {
-            return Bytes::from_static(HEARTBEAT);
+        let event = loop {
+            tokio::select! {
+                biased;
+                event = self.events.recv() => break event,
+                () = &mut self.timer => {
+                    let now = Instant::now();
+                    let silent = now.saturating_duration_since(self.heard) >= self.heartbeat;
+                    let from = if silent { now } else { self.heard };
+                    self.heard = from;
+                    self.timer.as_mut().reset(from + self.heartbeat);
+                    if silent {
+                        return Bytes::from_static(HEARTBEAT);
+                    }
+                }
+            }
         };
-        let event = event.unwrap_or_else(|| ChatEvent::Failed(broken_off()));
+        self.heard = Instant::now();
+        let mut out = Vec::new();
+        self.write(&mut out, event.unwrap_or_else(|| ChatEvent::Failed(broken_off())));
+        while !self.ended && out.len() < TOGETHER {
+            let Ok(event) = self.events.try_recv() else { break };
+            self.write(&mut out, event);
+        }
+        out.into()
+    }
+
+    fn write(&mut self, out: &mut Vec<u8>, event: ChatEvent) {
         self.ended = event.is_terminal();
         if self.ended {
             self.recorder.ended(&event);
@@ -227,9 +292,11 @@ impl Body {
             self.recorder.written();
         }
         match event {
-            ChatEvent::Text(text) => self.writer.text(&text),
-            ChatEvent::Done { finish, usage, .. } => self.writer.done(finish, usage),
-            ChatEvent::Failed(failure) => self.writer.failed(failure),
+            ChatEvent::Text(text) => self.frame.write(out, &text),
+            ChatEvent::Done { finish, usage, .. } => {
+                out.extend_from_slice(&self.writer.done(finish, usage));
+            }
+            ChatEvent::Failed(failure) => out.extend_from_slice(&self.writer.failed(failure)),
         }
     }
 }
@@ -243,7 +310,10 @@ pub(super) fn body(
 ) -> impl Stream<Item = Result<Bytes, Infallible>> {
     // A text has no role to begin with.
     let begun = writer.surface == Surface::Text;
-    let body = Body { writer, events, heartbeat, recorder, begun, ended: false };
+    let frame = PieceFrame::of(&writer);
+    let timer = Box::pin(tokio::time::sleep(heartbeat));
+    let heard = Instant::now();
+    let body = Body { frame, writer, events, heartbeat, recorder, timer, heard, begun, ended: false };
     stream::unfold(body, |mut body| async move {
         if body.ended {
             return None;

@@ -169,6 +169,7 @@ impl Core {
             return;
         }
         row.forget_ahead();
+        row.held = row.computed;
         let (Some(engine), Some(sequence)) = (self.engine.as_mut(), row.sequence) else { return };
         if engine.truncate(sequence, row.computed).is_err() {
             self.close(row);

@@ -133,8 +133,8 @@ impl Core {
         let paused = |row: &&Row| row.sequence.is_some() && (row.order == order || below(row, level));
         let oldest = self.running.iter().map(|row| row.order).min();
         let preemptible = |row: &&Row| background(row, level) && Some(row.order) != oldest;
-        let taken: u64 = self.waiting.iter().filter(paused).map(|row| blocks(row.computed)).sum::<u64>()
-            + self.running.iter().filter(preemptible).map(|row| blocks(row.computed)).sum::<u64>();
+        let spared = self.waiting.iter().filter(paused).chain(self.running.iter().filter(preemptible));
+        let taken: u64 = spared.map(|row| blocks(row.held)).sum();
         let reclaimable = kept.tokens / block + kept.entries + taken;
         let growing = self.running.iter().filter(|row| row.may_grow()).count() as u64;
         let free = memory.kv_capacity_bytes.saturating_sub(memory.kv_used_bytes);
@@ -171,6 +171,9 @@ impl Core {
         loop {
             let Some(sequence) = self.find(order).and_then(|row| row.sequence) else { return Ok(false) };
             if self.reserve_taking(order, sequence, tokens, From::Paused)? {
+                if let Some(row) = self.find(order) {
+                    row.held = row.held.max(tokens);
+                }
                 return Ok(true);
             }
             let oldest = self.running.iter().map(|row| row.order).min();

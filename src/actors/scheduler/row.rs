@@ -39,6 +39,8 @@ pub(crate) struct Row {
     pub(crate) prompt_tokens: u32,
     /// How many of `tokens` the sequence holds.
     pub(crate) computed: u32,
+    /// For how many tokens memory is set aside.
+    pub(crate) held: u32,
     /// How many more are being computed in steps under way.
     pub(crate) ahead: u32,
     /// Tokens being drawn in steps under way.
@@ -129,6 +131,7 @@ impl Row {
             prompt_tokens: count(prompt.tokens.len()),
             tokens: prompt.tokens,
             computed: 0,
+            held: 0,
             ahead: 0,
             drawing: 0,
             sequence: None,
@@ -307,6 +310,7 @@ impl Row {
     pub(crate) fn admit(&mut self, sequence: SequenceId, reused: u32, now: Duration) -> bool {
         self.sequence = Some(sequence);
         self.computed = reused;
+        self.held = self.reservation();
         let first = self.cached.is_none();
         if first {
             self.cached = Some(reused);
@@ -318,7 +322,7 @@ impl Row {
     /// The row's memory is gone: it owes everything again.
     pub(crate) fn set_back(&mut self) {
         self.sequence = None;
-        self.computed = 0;
+        (self.computed, self.held) = (0, 0);
         self.forget_ahead();
         self.drop_proposed();
     }

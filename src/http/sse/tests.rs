@@ -83,3 +83,40 @@ async fn silence_is_filled_with_comments_and_a_lost_sender_ends_the_stream() {
     );
     assert_eq!(trace.outcome().map(|(outcome, _)| outcome), Some("failed"));
 }
+
+#[test]
+fn a_piece_in_its_frame_is_the_piece_written_whole() {
+    for text in ["a", "", "\"content\":\"\"", "line\nbreak \\ and \u{1f} and ü🦀", "\u{2028}"] {
+        for surface in [Surface::Chat, Surface::Text] {
+            for include_usage in [false, true] {
+                let mut writer = writer(include_usage);
+                writer.surface = surface;
+                writer.model = "a \"content\":\"\" and \"text\":\"\" of a model".into();
+                let mut framed = Vec::new();
+                PieceFrame::of(&writer).write(&mut framed, text);
+                assert_eq!(framed, writer.text(text));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn events_that_wait_go_out_together_and_in_order() {
+    use futures_util::StreamExt;
+
+    let (send, events) = tokio::sync::mpsc::channel(8);
+    for text in ["a", "b"] {
+        send.try_send(ChatEvent::Text(text.into())).unwrap();
+    }
+    send.try_send(ChatEvent::Failed(broken_off())).unwrap();
+    let clock: Arc<dyn Clock> = Arc::new(ManualClock::new());
+    let recorder = Recorder::new(Trace::new(RequestId(1), clock.now()), &clock);
+    let writer = writer(false);
+    let mut stream = std::pin::pin!(body(writer.clone(), events, Duration::from_secs(60), recorder));
+    assert_eq!(stream.next().await.unwrap().unwrap(), writer.role());
+    let mut wanted = writer.text("a").to_vec();
+    wanted.extend_from_slice(&writer.text("b"));
+    wanted.extend_from_slice(&writer.failed(broken_off()));
+    assert_eq!(stream.next().await.unwrap().unwrap(), wanted);
+    assert!(stream.next().await.is_none());
+}

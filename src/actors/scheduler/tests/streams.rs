@@ -7,7 +7,7 @@ use super::bench::{Ask, Bench, seconds};
 use crate::actors::scheduler::core::Progress;
 use crate::model::fake::Script;
 use crate::observe::Outcome;
-use crate::types::{ChatEvent, Clock, EngineError, FailureReason, FinishReason, ManualClock};
+use crate::types::{ChatEvent, Clock, EngineError, FailureReason, FinishReason, ManualClock, Priority};
 
 fn say(prompt: &str, answer: &str) -> Bench {
     Bench::new(Script::new().say(prompt, answer), |_| {})
@@ -119,6 +119,101 @@ fn a_client_that_goes_away_is_gone_after_one_step() {
     let begun = bench.model.control().records().iter().filter(|record| record.start == 0).count();
     assert_eq!(begun, 2, "the queued one never cost a prefill");
     bench.check_empty();
+}
+
+/// A bench, and the number of a client whose request has come to the stage.
+fn at(stage: &str, overlaps: bool) -> (Bench, usize) {
+    let script = Script::new().repeat("loop", "abc").memory(16, 16);
+    let script = if overlaps { script.overlaps() } else { script };
+    let mut bench = Bench::new(script, |config| {
+        config.scheduler.max_rows = if stage == "preempted" { 3 } else { 1 };
+        config.scheduler.max_chunk_tokens = 16;
+        config.cache.enabled = false;
+    });
+    let gone = Ask::new("loop", 60).of("batch", Priority::Background);
+    let other = Ask::new("loop", 8).of("person", Priority::Interactive);
+    let prompt = "loop".repeat(20);
+    match stage {
+        "waiting for a row" => {
+            bench.submit(&Ask::new("loop", 4).of("batch", Priority::Background));
+            let waiting = bench.submit(&gone);
+            bench.step();
+            assert_eq!((bench.core.running.len(), bench.core.waiting.len()), (1, 1));
+            return (bench, waiting);
+        }
+        "prefilling" => {
+            bench.submit(&Ask { prompt, ..gone });
+            bench.step();
+            assert!(!bench.core.running[0].is_decoding());
+        }
+        "decoding" => {
+            bench.submit(&gone);
+            (0..5).for_each(|_| drop(bench.step()));
+        }
+        "with a full channel" => {
+            bench.submit(&Ask { slots: 3, ..gone });
+            (0..12).for_each(|_| drop(bench.step()));
+            assert!(bench.core.running[0].is_parked());
+        }
+        "with only text left" => {
+            bench.submit(&Ask { slots: 3, max_new: 3, ..gone });
+            (0..12).for_each(|_| drop(bench.step()));
+            assert_eq!(bench.core.ending.len(), 1);
+        }
+        "paused" => {
+            bench.submit(&gone);
+            (0..5).for_each(|_| drop(bench.step()));
+            bench.submit(&other);
+            bench.step();
+            assert!(bench.core.waiting[0].sequence.is_some(), "it keeps its memory");
+        }
+        "preempted" => {
+            bench.submit(&Ask::new("loop", 60).of("older", Priority::Normal));
+            let preempted = bench.submit(&gone);
+            (0..5).for_each(|_| drop(bench.step()));
+            bench.submit(&Ask { prompt: "loop".repeat(35), ..other });
+            bench.step();
+            let row = bench.core.waiting.first().expect("somebody lost its memory");
+            assert!(row.terms.client == gone.terms.client && row.sequence.is_none() && row.produced() > 0);
+            return (bench, preempted);
+        }
+        "without an engine" => {
+            bench.submit(&gone);
+            (0..5).for_each(|_| drop(bench.step()));
+            bench.core.lose_engine();
+        }
+        _ => panic!("no such stage"),
+    }
+    (bench, 0)
+}
+
+#[test]
+fn a_cancelled_request_gives_everything_back_within_a_step_wherever_it_is() {
+    let stages = [
+        "waiting for a row",
+        "prefilling",
+        "decoding",
+        "with a full channel",
+        "with only text left",
+        "paused",
+        "preempted",
+        "without an engine",
+    ];
+    for stage in stages {
+        for overlaps in [false, true] {
+            let (mut bench, gone) = at(stage, overlaps);
+            let live = bench.live.get();
+            bench.clients[gone].rx = None;
+            bench.core.step(None);
+            assert_eq!(bench.live.get(), live - 1, "{stage}");
+            assert_eq!(bench.gauges.requests(Outcome::Cancelled), 1, "{stage}");
+            if bench.core.engine.is_none() {
+                bench.core.attach(bench.model.engine(bench.core.epoch), bench.model.text());
+            }
+            bench.finish();
+            bench.check_empty();
+        }
+    }
 }
 
 #[test]
