@@ -2,25 +2,34 @@
 //!
 //! A step's time is modelled as a sum with factors that are never negative:
 //!
-//! > t = a + b·(decode tokens) + c·(prompt tokens) + d·(positions attended by the decode tokens)
-//! > + e·(positions attended by the prompt tokens)
+//! > t = a + b·(decode tokens) + c·(positions attended by them)
+//! >   + d·(prompt tokens) + e·(positions attended by them)
 //!
-//! fitted to the latest steps by least squares of the *relative* error (so that short steps count
-//! as much as long ones), one coordinate after the other. Steps with and without prompt tokens are
-//! kept apart, so that a long quiet stretch of one kind does not forget the other.
+//! fitted by least squares of the *relative* error (so that short steps count as much as long ones),
+//! the latest steps most, one coordinate after the other. The first three factors come from steps
+//! without prompt tokens alone, the others from what remains of steps with them: in one fit for all,
+//! what a long prompt costs would slowly be taken for what growing streams cost, and the time that
+//! prompts may add follows from the latter. So that it stays known, a step without prompt tokens is
+//! wanted now and then ([`Pace::wants_quiet`]).
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 /// Steps remembered of each kind.
 const REMEMBERED: usize = 32;
+/// What a step counts beside the one after it.
+const FADING: f64 = 0.92;
 /// Passes over the coordinates at each fit; it goes on from the last one's result.
 const PASSES: usize = 4;
 /// Steps of a kind before its factors are believed.
 const ENOUGH: usize = 2;
+/// Of a step's time, what its prompt tokens take at least: what the others take may have been
+/// taken for too much, but prompt tokens are never free.
+const LEAST_SHARE: f64 = 0.1;
+/// Steps with prompt tokens beside decode tokens, before one without is wanted.
+const LONGEST_MIXED: u32 = 16;
 /// Positions are counted in thousands, so that the factors are of like size.
 const POSITIONS: f64 = 1e-3;
-const FACTORS: usize = 5;
 
 /// What a step computes, as far as its time depends on it.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -50,14 +59,12 @@ impl Work {
         self
     }
 
-    fn features(self) -> [f64; FACTORS] {
-        [
-            1.0,
-            f64::from(self.decode_tokens),
-            f64::from(self.prompt_tokens),
-            self.decode_positions as f64 * POSITIONS,
-            self.prompt_positions as f64 * POSITIONS,
-        ]
+    fn decode_features(self) -> [f64; 3] {
+        [1.0, f64::from(self.decode_tokens), self.decode_positions as f64 * POSITIONS]
+    }
+
+    fn prompt_features(self) -> [f64; 2] {
+        [f64::from(self.prompt_tokens), self.prompt_positions as f64 * POSITIONS]
     }
 }
 
@@ -69,7 +76,7 @@ fn attended(start: u32, tokens: u32) -> u64 {
 
 #[derive(Clone, Copy, Debug)]
 struct Sample {
-    features: [f64; FACTORS],
+    work: Work,
     seconds: f64,
 }
 
@@ -78,19 +85,42 @@ struct Sample {
 pub(crate) struct Pace {
     quiet: VecDeque<Sample>,
     mixed: VecDeque<Sample>,
-    factors: [f64; FACTORS],
+    decode: [f64; 3],
+    prompt: [f64; 2],
+    /// Steps that had both, since the last one without prompt tokens.
+    since_quiet: u32,
 }
 
 impl Pace {
     /// Takes one step's time into account.
     pub(crate) fn record(&mut self, work: Work, took: Duration) {
         let seconds = took.as_secs_f64().max(1e-6);
-        let kind = if work.prompt_tokens == 0 { &mut self.quiet } else { &mut self.mixed };
+        let is_quiet = work.prompt_tokens == 0;
+        self.since_quiet = match is_quiet {
+            true => 0,
+            false => self.since_quiet + u32::from(work.decode_tokens > 0),
+        };
+        let kind = if is_quiet { &mut self.quiet } else { &mut self.mixed };
         if kind.len() == REMEMBERED {
             kind.pop_front();
         }
-        kind.push_back(Sample { features: work.features(), seconds });
-        self.fit();
+        kind.push_back(Sample { work, seconds });
+        if is_quiet {
+            let rows =
+                self.quiet.iter().map(|sample| (sample.work.decode_features(), *sample, sample.seconds));
+            fit(&mut self.decode, rows);
+        }
+        let decode = self.decode;
+        let rows = self.mixed.iter().map(|sample| {
+            let rest = sample.seconds - dot(&decode, &sample.work.decode_features());
+            (sample.work.prompt_features(), *sample, rest.max(LEAST_SHARE * sample.seconds))
+        });
+        fit(&mut self.prompt, rows);
+    }
+
+    /// Whether the next step should go without prompt tokens, so that what the others cost stays known.
+    pub(crate) fn wants_quiet(&self) -> bool {
+        self.knows_prompts() && (self.quiet.is_empty() || self.since_quiet >= LONGEST_MIXED)
     }
 
     /// Whether the time of prompt tokens is known well enough to plan with.
@@ -100,12 +130,12 @@ impl Pace {
 
     /// Expected time of a step, seconds.
     pub(crate) fn seconds(&self, work: Work) -> f64 {
-        dot(&self.factors, &work.features())
+        dot(&self.decode, &work.decode_features()) + dot(&self.prompt, &work.prompt_features())
     }
 
     /// What one more decode token adds at position `at`, seconds.
     pub(crate) fn decode_token(&self, at: u32) -> f64 {
-        self.factors[1] + self.factors[3] * f64::from(at) * POSITIONS
+        self.decode[1] + self.decode[2] * f64::from(at) * POSITIONS
     }
 
     /// Most prompt tokens from position `start` on that can be added to `work` within
@@ -115,9 +145,10 @@ impl Pace {
         if left <= 0.0 {
             return 0;
         }
-        // c·n + e·(start·n + n²/2) = left, with e per position.
-        let per_position = self.factors[4] * POSITIONS;
-        let linear = self.factors[2] + per_position * f64::from(start);
+        // d·n + e·(start·n + n²/2) = left, with e per position.
+        let [token, position] = self.prompt;
+        let per_position = position * POSITIONS;
+        let linear = token + per_position * f64::from(start);
         let tokens = if per_position > 1e-15 {
             ((linear * linear + 2.0 * per_position * left).sqrt() - linear) / per_position
         } else {
@@ -126,30 +157,32 @@ impl Pace {
         // `as` saturates.
         tokens as u32
     }
+}
 
-    fn fit(&mut self) {
-        for _ in 0..PASSES {
-            for factor in 0..FACTORS {
-                let (mut above, mut below) = (0.0, 0.0);
-                for sample in self.quiet.iter().chain(&self.mixed) {
-                    let feature = sample.features[factor];
-                    if feature == 0.0 {
-                        continue;
-                    }
-                    let weight = 1.0 / (sample.seconds * sample.seconds);
-                    let others = dot(&self.factors, &sample.features) - self.factors[factor] * feature;
-                    above += weight * feature * (sample.seconds - others);
-                    below += weight * feature * feature;
-                }
-                if below > 0.0 {
-                    self.factors[factor] = (above / below).max(0.0);
-                }
+/// Fits factors to rows of features, their sample, and what they are to sum up to; oldest first.
+fn fit<const FACTORS: usize>(
+    factors: &mut [f64; FACTORS],
+    rows: impl DoubleEndedIterator<Item = ([f64; FACTORS], Sample, f64)> + Clone,
+) {
+    for _ in 0..PASSES {
+        for factor in 0..FACTORS {
+            let (mut above, mut below, mut recent) = (0.0, 0.0, 1.0);
+            for (features, sample, target) in rows.clone().rev() {
+                let feature = features[factor];
+                let weight = recent / (sample.seconds * sample.seconds);
+                let others = dot(factors, &features) - factors[factor] * feature;
+                above += weight * feature * (target - others);
+                below += weight * feature * feature;
+                recent *= FADING;
+            }
+            if below > 0.0 {
+                factors[factor] = (above / below).max(0.0);
             }
         }
     }
 }
 
-fn dot(left: &[f64; FACTORS], right: &[f64; FACTORS]) -> f64 {
+fn dot<const FACTORS: usize>(left: &[f64; FACTORS], right: &[f64; FACTORS]) -> f64 {
     left.iter().zip(right).map(|(left, right)| left * right).sum()
 }
 
@@ -159,8 +192,15 @@ mod tests {
 
     use super::*;
 
-    fn time(factors: &[f64; FACTORS], work: Work) -> Duration {
-        Duration::from_secs_f64(dot(factors, &work.features()))
+    /// a, b, c and d, e.
+    type Truth = ([f64; 3], [f64; 2]);
+
+    fn seconds(truth: &Truth, work: Work) -> f64 {
+        dot(&truth.0, &work.decode_features()) + dot(&truth.1, &work.prompt_features())
+    }
+
+    fn time(truth: &Truth, work: Work) -> Duration {
+        Duration::from_secs_f64(seconds(truth, work))
     }
 
     /// Steps as a server sees them: rows decode, now and then a prompt goes beside them.
@@ -182,13 +222,13 @@ mod tests {
             decode_at in 0.00001..0.0005f64, prompt_at in 0.00001..0.0005f64,
             noise in prop::collection::vec(0.95..1.05f64, 200),
         ) {
-            let truth = [base, decode, prompt, decode_at, prompt_at];
+            let truth = ([base, decode, decode_at], [prompt, prompt_at]);
             let mut pace = Pace::default();
             for (work, noise) in history().zip(noise) {
                 pace.record(work, time(&truth, work).mul_f64(noise));
             }
             let work = Work::default().with_decode(300, 1).with_decode(250, 1).with_prompt(900, 60);
-            let (said, is) = (pace.seconds(work), dot(&truth, &work.features()));
+            let (said, is) = (pace.seconds(work), seconds(&truth, work));
             prop_assert!((said / is - 1.0).abs() < 0.25, "{said} for {is}");
             let beside = Work::default().with_decode(300, 1);
             let tokens = pace.prompt_tokens_within(beside, 500, is);
@@ -200,12 +240,46 @@ mod tests {
     #[test]
     fn a_machine_that_becomes_slower_is_followed() {
         let mut pace = Pace::default();
-        let fast = [0.004, 0.001, 0.001, 0.0, 0.0];
-        let slow = fast.map(|factor| 3.0 * factor);
+        let fast = ([0.004, 0.001, 0.0], [0.001, 0.0]);
+        let slow = ([0.012, 0.003, 0.0], [0.003, 0.0]);
         history().for_each(|work| pace.record(work, time(&fast, work)));
         history().for_each(|work| pace.record(work, time(&slow, work)));
         let work = Work::default().with_decode(10, 1).with_prompt(0, 40);
-        assert!((pace.seconds(work) / dot(&slow, &work.features()) - 1.0).abs() < 0.05);
+        assert!((pace.seconds(work) / seconds(&slow, work) - 1.0).abs() < 0.05);
+    }
+
+    /// Streams grow by a token a step, as the prompt does: what is which cannot be told from these alone.
+    #[test]
+    fn a_long_prompt_is_not_taken_for_what_streams_cost() {
+        let truth = ([0.010, 0.002, 0.0005], [0.001, 0.0012]);
+        let mut pace = Pace::default();
+        let streams = |step: u32| (0..4).fold(Work::default(), |work, _| work.with_decode(200 + step, 1));
+        (0..40).for_each(|step| pace.record(streams(step), time(&truth, streams(step))));
+        let (mut start, mut quiet) = (0, 0);
+        for step in 40..1000 {
+            let alone = seconds(&truth, streams(step));
+            let tokens = match pace.wants_quiet() {
+                true => 0,
+                false if !pace.knows_prompts() => 32,
+                false => {
+                    pace.prompt_tokens_within(streams(step), start, 1.8 * pace.seconds(streams(step))).max(2)
+                }
+            };
+            quiet += u32::from(tokens == 0);
+            let work = streams(step).with_prompt(start, tokens);
+            start += tokens;
+            // The machine is not the same all the time.
+            let speed = if step < 500 { 1.0 } else { 1.5 };
+            pace.record(work, time(&truth, work).mul_f64(speed));
+            let said = pace.seconds(streams(step)) / alone;
+            assert!((0.9..1.75).contains(&said), "step {step}: {said} times what it is");
+            assert!(
+                tokens <= 2 || tokens == 32 || seconds(&truth, work) < 2.0 * alone,
+                "step {step}: {tokens} tokens"
+            );
+        }
+        assert!(start > 3000 && quiet < 100, "{start} tokens, {quiet} steps without any");
+        assert!((pace.seconds(streams(1000)) / seconds(&truth, streams(1000)) - 1.5).abs() < 0.2);
     }
 
     #[test]

@@ -3,10 +3,11 @@
 //!
 //! Every decoding row gets its token. Rows that owe more share what the time budget
 //! leaves: the step may take `max_itl` and `growth` times what it would take without
-//! prompt tokens, whichever is less; without streams four times `max_itl`. The most urgent class goes first, in it the shortest
-//! remainder, so that a short prompt never waits for a long one; but a row that was passed
-//! over as often as its class's patience allows goes before all. Some prompt tokens go in
-//! every step, so neither side starves.
+//! prompt tokens, whichever is less; without streams four times `max_itl`. The most
+//! urgent class goes first, where rows rise with age, and in it the shortest remainder,
+//! so that a short prompt never waits for a long one; but a row that was passed over as
+//! often as its class's patience allows goes before it. Some prompt tokens go in every
+//! step, so neither side starves.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::actors::scheduler::pace::{Pace, Work};
 use crate::types::Priority;
 
 /// Prompt tokens that a step always takes, whatever the budget says.
-pub(crate) const LEAST_PREFILL: u32 = 8;
+pub(crate) const LEAST_PREFILL: u32 = 2;
 /// A step without streams may take so many times `max_itl`.
 const UNWATCHED: f64 = 4.0;
 /// Prompt tokens beside decode tokens before anything was measured.
@@ -38,7 +39,7 @@ pub(crate) struct Prefilling {
     pub(crate) owed: u32,
     /// Tokens it holds.
     pub(crate) start: u32,
-    /// Its class, with age.
+    /// Its class, with all of its age.
     pub(crate) level: Priority,
     /// Steps in a row in which it got nothing.
     pub(crate) passed_over: u32,
@@ -53,7 +54,7 @@ pub(crate) struct Decoding {
     pub(crate) watched: bool,
 }
 
-/// Steps that a prefilling row can be passed over before it goes first.
+/// Steps that a prefilling row can be passed over before it goes first in its class.
 pub(crate) fn patience(level: Priority) -> u32 {
     match level {
         Priority::Interactive => 4,
@@ -92,7 +93,7 @@ pub(crate) fn share(
         let row = rows[index];
         let overdue = row.passed_over >= patience(row.level);
         let rank = if overdue { u32::MAX - row.passed_over } else { row.owed };
-        (!overdue, if overdue { Priority::Interactive } else { row.level }.rank(), rank)
+        (row.level.rank(), !overdue, rank)
     });
     let mut given = vec![0; rows.len()];
     let (mut work, mut taken) = (decoding.work, 0);
@@ -188,6 +189,7 @@ mod tests {
         assert_eq!(shared(&[row(30), starving], 1, &Pace::default()), [0, 32]);
         let urgent = Prefilling { level: Priority::Interactive, ..row(5000) };
         assert_eq!(shared(&[row(30), urgent], 1, &Pace::default()), [0, 32]);
+        assert_eq!(shared(&[starving, Prefilling { owed: 40, ..urgent }], 1, &Pace::default()), [0, 32]);
     }
 
     proptest! {
@@ -200,9 +202,13 @@ mod tests {
         ) {
             let pace = measured(scale);
             let mut passed = vec![0u32; owed.len()];
-            for new in arrivals {
+            for (step, new) in arrivals.into_iter().enumerate() {
                 owed.push(new);
                 passed.push(0);
+                // Rows rise with age.
+                if step % 30 == 29 {
+                    owed.iter_mut().for_each(|(_, class)| *class = class.saturating_sub(1));
+                }
                 let rows: Vec<Prefilling> = owed.iter().zip(&passed)
                     .map(|(&(owed, class), &passed_over)| {
                         Prefilling { owed, start: 0, level: Priority::ALL[class], passed_over }
@@ -221,7 +227,7 @@ mod tests {
                     passed[index] = if got == 0 { passed[index] + 1 } else { 0 };
                 }
                 let waiting = owed.len() as u32;
-                let most = patience(Priority::Background) + waiting;
+                let most = 2 * 30 + patience(Priority::Background) + waiting;
                 prop_assert!(passed.iter().all(|&steps| steps <= most));
                 let mut keep = owed.iter().map(|rest| rest.0 > 0);
                 passed.retain(|_| keep.next().unwrap_or(false));

@@ -188,12 +188,13 @@ impl Row {
     }
 
     /// For the plan, if the row owes more than one token.
-    pub(crate) fn prefilling(&self) -> Option<Prefilling> {
+    pub(crate) fn prefilling(&self, now: Duration, ageing: Duration) -> Option<Prefilling> {
+        let age = now.saturating_sub(self.enqueued);
         let (owed, start) = (self.owed(), self.next());
         (!self.is_decoding()).then_some(Prefilling {
             owed,
             start,
-            level: self.level,
+            level: level(self.terms.priority, age, ageing),
             passed_over: self.passed_over,
         })
     }

@@ -101,18 +101,24 @@ impl Core {
 
     fn spans(&mut self, takes_part: impl Fn(&Row) -> bool, turn: Option<Duration>) -> Vec<Span> {
         let decoding = self.decoding(&takes_part);
-        let rows = || self.running.iter().filter(|row| takes_part(row));
-        let prefilling: Vec<Prefilling> = rows().filter_map(Row::prefilling).collect();
-        let given = share(&prefilling, &decoding, &self.settings.limits, &self.pace, turn);
+        let (now, ageing) = (self.now(), self.settings.ageing);
+        let rows = self.running.iter().filter(|row| takes_part(row));
+        let prefilling: Vec<Prefilling> = rows.filter_map(|row| row.prefilling(now, ageing)).collect();
+        let quiet = decoding.watched && self.pace.wants_quiet();
+        let given = match quiet {
+            true => vec![0; prefilling.len()],
+            false => share(&prefilling, &decoding, &self.settings.limits, &self.pace, turn),
+        };
         let mut given = given.into_iter();
         let mut spans = Vec::new();
         for row in self.running.iter_mut().filter(|row| takes_part(row)) {
             let prefill = !row.is_decoding();
             let tokens = if prefill { given.next().unwrap_or(0) } else { row.owed() };
-            row.passed_over = if tokens == 0 { row.passed_over.saturating_add(1) } else { 0 };
             if tokens == 0 {
+                row.passed_over = row.passed_over.saturating_add(u32::from(!quiet));
                 continue;
             }
+            row.passed_over = 0;
             if row.owed() > 1 {
                 row.drop_proposed();
             }
