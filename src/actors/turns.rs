@@ -4,7 +4,8 @@
 //! jobs, speech. A lane that has work asks for a turn, gets it when it has used the least **measured
 //! time for its weight** among those that ask (stride scheduling by virtual time), and is charged
 //! when the turn is dropped. A lane that was idle begins at the least virtual time of those in use,
-//! so it neither saved time up nor has to wait for what others used meanwhile. Before each turn the
+//! or without any where the last ones were, so it neither saved time up nor is it ever behind by
+//! what it used before. Before each turn the
 //! runtime polls its driver: timers, mail and neighbours are never locked out.
 //!
 //! A turn says how long it may last: about as long as the others' turns do, so that work in slices
@@ -48,6 +49,8 @@ struct State {
     taken: bool,
     /// Turns that ended.
     ended: u64,
+    /// The most that a lane had used when it got a turn: where one begins when no other is in use.
+    virtual_time: f64,
 }
 
 impl State {
@@ -69,9 +72,9 @@ impl State {
             return;
         }
         let others = (0..self.seats.len()).filter(|other| *other != index && self.in_use(*other, now));
-        if let Some(least) = others.map(|other| self.seats[other].used).min_by(f64::total_cmp) {
-            self.seats[index].used = self.seats[index].used.max(least);
-        }
+        let least = others.map(|other| self.seats[other].used).min_by(f64::total_cmp);
+        let seat = &mut self.seats[index];
+        seat.used = seat.used.max(least.unwrap_or(self.virtual_time));
     }
 
     fn budget(&self, index: usize, now: Duration) -> Option<Duration> {
@@ -99,7 +102,15 @@ pub(crate) struct ComputeTurns {
 impl ComputeTurns {
     /// Turns by this clock; no lane yet.
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
-        Self { state: Rc::new(RefCell::new(State { clock, seats: Vec::new(), taken: false, ended: 0 })) }
+        Self {
+            state: Rc::new(RefCell::new(State {
+                clock,
+                seats: Vec::new(),
+                taken: false,
+                ended: 0,
+                virtual_time: 0.0,
+            })),
+        }
     }
 
     /// One more kind of work. With twice the weight it gets twice the time while all ask.
@@ -208,6 +219,7 @@ impl Future for Asking {
         }
         let budget = state.budget(index, now);
         state.seats[index].asking = None;
+        state.virtual_time = state.virtual_time.max(state.seats[index].used);
         state.taken = true;
         drop(state);
         // What is asked is answered: dropping this takes nothing back.
@@ -326,6 +338,28 @@ mod tests {
             drop(turn);
             settle().await;
             assert!(old.get() > before);
+        });
+    }
+
+    #[test]
+    fn what_a_lane_used_long_ago_is_not_held_against_it() {
+        on_one_thread(async {
+            let (turns, clock) = turns();
+            let (old, new) = (turns.lane(1.0), turns.lane(1.0));
+            for _ in 0..100 {
+                let _turn = old.turn().await;
+                clock.advance(100 * MS);
+            }
+            clock.advance(2 * IN_USE);
+            let _busy = work(new, 5 * MS, &clock, 60_000 * MS);
+            while clock.now() < 11_000 * MS {
+                tokio::task::yield_now().await;
+            }
+            for _ in 0..3 {
+                let asked = clock.now();
+                drop(old.turn().await);
+                assert!(clock.now() - asked <= 15 * MS, "{:?}", clock.now() - asked);
+            }
         });
     }
 

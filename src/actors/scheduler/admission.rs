@@ -47,11 +47,12 @@ impl Core {
             }
             self.in_step = vec![order];
             match self.open_waiting(order, level)? {
-                Opened::Yes(sequence, reused) => {
-                    if let Some(victim) = victim {
+                Opened::Yes { sequence, reused, held } => {
+                    // Somebody else may have had to go for its memory.
+                    if let Some(victim) = victim.filter(|_| self.running.len() >= self.settings.max_rows) {
                         self.pause(victim);
                     }
-                    self.begin(order, sequence, reused);
+                    self.begin(order, sequence, reused, held);
                     self.count_overtaken(&short);
                 }
                 Opened::NotNow => {
@@ -107,11 +108,11 @@ impl Core {
     }
 
     /// The waiting row runs from now on.
-    fn begin(&mut self, order: u64, sequence: SequenceId, reused: u32) {
+    fn begin(&mut self, order: u64, sequence: SequenceId, reused: u32, held: u32) {
         let now = self.now();
         let ageing = self.settings.ageing;
         let Some(mut row) = self.take_waiting(order) else { return self.close_sequence(sequence) };
-        let first_time = row.admit(sequence, reused, now);
+        let first_time = row.admit(sequence, reused, held, now);
         row.start(now, ageing);
         row.counted = true;
         self.accounts.start(&row.terms.client);

@@ -1,9 +1,9 @@
 //! Steps under way: collected at once, or only after the next one is submitted.
 //!
 //! On a device that computes while the host does something else, the next step begins before the
-//! tokens of this one are known: it goes on from what the device draws. What the host learns
-//! afterwards changes nothing for rows that go on; for a row that ends, fails or loses its memory
-//! its part of the next step is wasted, and never committed.
+//! tokens of this one are known: it goes on from what the device draws. A row that ends, fails, or
+//! loses its place or its memory meanwhile has begun another life ([`Row::life`]): its part of what is under way
+//! is wasted, and never committed.
 //!
 //! That holds only while all is plain: every token drawn by the device, no proposals, nobody
 //! suspected, nobody else on the thread. Otherwise each step is collected before the next one.
@@ -37,6 +37,12 @@ impl Core {
         turn.is_none() && !self.running.is_empty() && self.running.iter().all(|row| is_plain(row, &**engine))
     }
 
+    /// Whether a row can go on from what the step under way draws.
+    pub(crate) fn has_followers(&self) -> bool {
+        let context = self.engine.as_ref().map_or(0, |engine| engine.info().context);
+        self.running.iter().any(|row| row.drawing > 0 && !row.is_parked() && row.goes_on(context))
+    }
+
     /// Waits for a step, and gives its rows what it computed.
     pub(crate) fn finish(&mut self, step: UnderWay) -> Result<bool, EngineError> {
         let UnderWay { handle, spans, begun } = step;
@@ -44,8 +50,9 @@ impl Core {
         let outcome = match catch_unwind(AssertUnwindSafe(|| self.collect(handle, spans.len()))) {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(error)) => {
+                let refused = self.refused(&spans, error);
                 self.forget_under_way();
-                return self.refused(&spans, error);
+                return refused;
             }
             Err(payload) => return self.broke(EngineError::Panicked { message: panic_message(&*payload) }),
         };

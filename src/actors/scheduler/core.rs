@@ -327,7 +327,7 @@ impl Core {
         ]);
     }
 
-    pub(crate) fn find(&mut self, order: u64) -> Option<&mut Row> {
+    pub(crate) fn find_running(&mut self, order: u64) -> Option<&mut Row> {
         self.running.iter_mut().find(|row| row.order == order)
     }
 }

@@ -17,6 +17,8 @@ use crate::types::{ClientId, Priority};
 pub(crate) const PROMPT_SERVICE: u64 = 1;
 /// What a produced token counts: it costs a pass over the weights.
 pub(crate) const OUTPUT_SERVICE: u64 = 4;
+/// Clients without requests that are remembered, at most.
+const MAX_REMEMBERED: usize = 1024;
 /// Shortest-first ends for a request after so many times `ageing`.
 const PATIENCE: u32 = 2;
 
@@ -39,19 +41,47 @@ pub(crate) struct Accounts {
 impl Accounts {
     /// A request of this client has come.
     pub(crate) fn enter(&mut self, client: &ClientId) {
-        let least = self.clients.values().map(|account| account.served).min().unwrap_or(0);
-        let account =
-            self.clients.entry(client.clone()).or_insert(Account { served: least, ..Account::default() });
+        let least = self.least().unwrap_or(0);
+        let account = self.clients.entry(client.clone()).or_default();
+        if account.requests == 0 {
+            account.served = account.served.max(least);
+        }
         account.requests += 1;
     }
 
-    /// A request of this client has ended. With its last one the client is forgotten: were it
-    /// remembered, its next request would begin at the same least counter or later.
+    /// A request of this client has ended. A client without requests is remembered as long as it
+    /// is ahead of one that has some: whoever sends one request after the other must not begin
+    /// anew with each.
     pub(crate) fn leave(&mut self, client: &ClientId) {
-        let Some(account) = self.clients.get_mut(client) else { return };
-        account.requests = account.requests.saturating_sub(1);
-        if account.requests == 0 {
-            self.clients.remove(client);
+        if let Some(account) = self.clients.get_mut(client) {
+            account.requests = account.requests.saturating_sub(1);
+        }
+        self.forget_idle();
+    }
+
+    /// Counts anew whose requests there are, none of them running.
+    pub(crate) fn recount<'a>(&mut self, clients: impl Iterator<Item = &'a ClientId>) {
+        for account in self.clients.values_mut() {
+            (account.requests, account.running) = (0, 0);
+        }
+        for client in clients {
+            self.clients.entry(client.clone()).or_default().requests += 1;
+        }
+        self.forget_idle();
+    }
+
+    /// The least that a client with requests was served.
+    fn least(&self) -> Option<u64> {
+        self.clients.values().filter(|account| account.requests > 0).map(|account| account.served).min()
+    }
+
+    fn forget_idle(&mut self) {
+        let least = self.least();
+        let ahead = |served: u64| least.is_some_and(|least| served > least);
+        self.clients.retain(|_, account| account.requests > 0 || ahead(account.served));
+        let idle = self.clients.values().filter(|account| account.requests == 0).count();
+        if idle > MAX_REMEMBERED {
+            self.clients.retain(|_, account| account.requests > 0);
         }
     }
 
@@ -86,7 +116,7 @@ impl Accounts {
         self.clients.get(client).map_or(0, |account| account.running)
     }
 
-    /// Clients that have requests here.
+    /// Clients that are remembered.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.clients.len()
@@ -179,6 +209,44 @@ mod tests {
         assert_eq!(next(&accounts, &[of_agent, of_person]), 2);
         accounts.charge(&person, 2);
         assert_eq!(next(&accounts, &[of_agent, of_person]), 1);
+    }
+
+    /// One client sends long requests, each after the one before it; the other has many short ones.
+    #[test]
+    fn who_sends_one_request_after_the_other_pays_for_all_of_them() {
+        let mut accounts = Accounts::default();
+        let (long, short) = (client("long"), client("short"));
+        let mut got = [0, 0];
+        (0..40).for_each(|_| accounts.enter(&short));
+        accounts.enter(&long);
+        for _ in 0..40 {
+            let mine = candidate(1, Priority::Normal, &long);
+            let other = candidate(2, Priority::Normal, &short);
+            let (who, service) = if next(&accounts, &[mine, other]) == 1 { (0, 1000) } else { (1, 100) };
+            let served = [&long, &short][who];
+            got[who] += service;
+            accounts.charge(served, service);
+            accounts.leave(served);
+            if who == 0 {
+                accounts.enter(&long);
+            }
+        }
+        assert!(got[0] <= got[1] + 1000, "{got:?}");
+    }
+
+    #[test]
+    fn what_was_lost_is_counted_anew() {
+        let mut accounts = Accounts::default();
+        let (here, gone) = (client("here"), client("gone"));
+        accounts.enter(&here);
+        accounts.enter(&here);
+        accounts.start(&here);
+        accounts.enter(&gone);
+        accounts.charge(&here, 50);
+        accounts.recount([&here].into_iter());
+        assert_eq!((accounts.len(), accounts.running(&here), accounts.served(&here)), (1, 0, 50));
+        accounts.leave(&here);
+        assert_eq!(accounts.len(), 0);
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! Order of giving up: finished rows in the prefix index, then the sequences of paused rows, then
 //! the youngest running row of the lowest class. What a row loses is frozen into the prefix index
 //! and the row queues again, where the one rule computes what is missing; a row that is alone and
-//! still too big ends. The oldest row is never set back, so it always gets through. A row is
-//! admitted only where every other one can still grow by a block.
+//! still too big ends. The oldest running row is never set back for another, so it gets through. A
+//! row is admitted only where, by what is reserved, every other one can still grow by a block.
 
 use crate::actors::scheduler::core::{Core, End};
 use crate::actors::scheduler::row::Row;
@@ -18,8 +18,15 @@ const KEEP_CANCELLED_TOKENS: u32 = 64;
 
 /// What became of a waiting row that wants to run.
 pub(crate) enum Opened {
-    /// It has a sequence with so many tokens in it.
-    Yes(SequenceId, u32),
+    /// It has a sequence.
+    Yes {
+        /// Where it is computed.
+        sequence: SequenceId,
+        /// Tokens that it has already.
+        reused: u32,
+        /// Tokens that there is room for.
+        held: u32,
+    },
     /// Not enough memory now.
     NotNow,
     /// Never enough memory.
@@ -28,7 +35,7 @@ pub(crate) enum Opened {
 
 /// Whom memory may be taken from.
 #[derive(Clone, Copy)]
-enum From {
+enum Spare {
     /// For a newcomer of this class: paused rows of its class or lower ones, running ones in the
     /// background.
     Below(Priority),
@@ -58,10 +65,12 @@ impl Core {
             None => self.open(found)?,
         };
         let Some((sequence, reused)) = opened else { return Ok(Opened::NotNow) };
-        let from = if alone { From::Paused } else { From::Below(level) };
-        let mut room = self.reserve_taking(order, sequence, wanted, from)?;
+        let from = if alone { Spare::Paused } else { Spare::Below(level) };
+        let mut given = wanted;
+        let mut room = self.reserve_taking(order, sequence, given, from)?;
         if !room && alone {
-            room = self.reserve_taking(order, sequence, all.saturating_add(1), from)?;
+            given = all.saturating_add(1);
+            room = self.reserve_taking(order, sequence, given, from)?;
             if !room {
                 if held.is_none() {
                     self.close_sequence(sequence);
@@ -78,7 +87,7 @@ impl Core {
         if let Some(found) = found.filter(|_| reused > 0 && first_time) {
             self.index.borrow_mut().hit(found.entry, reused);
         }
-        Ok(Opened::Yes(sequence, reused))
+        Ok(Opened::Yes { sequence, reused, held: given })
     }
 
     fn longest_prefix(&self, row: &Row) -> Option<Found<SequenceId>> {
@@ -139,7 +148,9 @@ impl Core {
         let growing = self.running.iter().filter(|row| row.may_grow()).count() as u64;
         let free = memory.kv_capacity_bytes.saturating_sub(memory.kv_used_bytes);
         let block_bytes = block * info.kv_bytes_per_token;
-        (blocks(tokens) + growing) * block_bytes <= free + reclaimable * block_bytes
+        // Shared blocks are counted with everyone who has them: no more is freed than is used.
+        let reclaimable = (reclaimable * block_bytes).min(memory.kv_used_bytes);
+        (blocks(tokens) + growing) * block_bytes <= free + reclaimable
     }
 
     /// Makes room for `tokens`; false where all that may be taken for it is not enough.
@@ -148,7 +159,7 @@ impl Core {
         order: u64,
         sequence: SequenceId,
         tokens: u32,
-        from: From,
+        from: Spare,
     ) -> Result<bool, EngineError> {
         loop {
             let Some(engine) = self.engine.as_mut() else { return Ok(false) };
@@ -165,13 +176,30 @@ impl Core {
         }
     }
 
+    /// Makes room for a running row's next tokens where nobody has to give anything up.
+    pub(crate) fn has_room(&mut self, order: u64, tokens: u32) -> Result<bool, EngineError> {
+        let Some(sequence) = self.find_running(order).and_then(|row| row.sequence) else { return Ok(false) };
+        let Some(engine) = self.engine.as_mut() else { return Ok(false) };
+        match engine.reserve(sequence, tokens.min(engine.info().context)) {
+            Ok(()) => {}
+            Err(EngineError::KvFull { .. }) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        if let Some(row) = self.find_running(order) {
+            row.held = row.held.max(tokens);
+        }
+        Ok(true)
+    }
+
     /// Makes room for a running row's next tokens, whatever it takes. False when the row
     /// itself was set back or ended.
     pub(crate) fn make_room(&mut self, order: u64, tokens: u32) -> Result<bool, EngineError> {
         loop {
-            let Some(sequence) = self.find(order).and_then(|row| row.sequence) else { return Ok(false) };
-            if self.reserve_taking(order, sequence, tokens, From::Paused)? {
-                if let Some(row) = self.find(order) {
+            let Some(sequence) = self.find_running(order).and_then(|row| row.sequence) else {
+                return Ok(false);
+            };
+            if self.reserve_taking(order, sequence, tokens, Spare::Paused)? {
+                if let Some(row) = self.find_running(order) {
                     row.held = row.held.max(tokens);
                 }
                 return Ok(true);
@@ -207,10 +235,10 @@ impl Core {
     }
 
     /// Takes the memory of the paused row that is most easily spared.
-    fn strip(&mut self, but: u64, from: From) -> bool {
+    fn strip(&mut self, but: u64, from: Spare) -> bool {
         let spared = |row: &&mut Row| match from {
-            From::Paused => true,
-            From::Below(level) => below(row, level),
+            Spare::Paused => true,
+            Spare::Below(level) => below(row, level),
         };
         let paused = self.waiting.iter_mut().filter(|row| row.sequence.is_some() && row.order != but);
         let Some(index) = paused
@@ -228,8 +256,8 @@ impl Core {
     }
 
     /// Sets back the youngest running row in the background, but never the oldest of all rows.
-    fn preempt_for(&mut self, from: From) -> bool {
-        let From::Below(level) = from else { return false };
+    fn preempt_for(&mut self, from: Spare) -> bool {
+        let Spare::Below(level) = from else { return false };
         let oldest = self.running.iter().map(|row| row.order).min();
         let victim = self
             .running

@@ -79,6 +79,8 @@ impl Core {
         self.waiting.append(&mut back);
         self.waiting.iter_mut().for_each(Row::set_back);
         self.waiting.sort_by_key(|row| row.order);
+        // A panic may have cost rows on their way out.
+        self.accounts.recount(self.waiting.iter().chain(&self.ending).map(|row| &row.terms.client));
         self.publish();
         fault
     }

@@ -45,6 +45,8 @@ pub(crate) struct Row {
     pub(crate) ahead: u32,
     /// Tokens being drawn in steps under way.
     pub(crate) drawing: u32,
+    /// What was planned in an earlier life is void: its memory or its place was lost since.
+    pub(crate) life: u32,
     pub(crate) sequence: Option<SequenceId>,
     pub(crate) sampling: Arc<SamplingParams>,
     /// Tokens of the prompt that were reused when the row was first admitted.
@@ -134,6 +136,7 @@ impl Row {
             held: 0,
             ahead: 0,
             drawing: 0,
+            life: 0,
             sequence: None,
             sampling: prompt.sampling,
             cached: None,
@@ -175,6 +178,7 @@ impl Row {
     /// Nothing of what is under way will come.
     pub(crate) fn forget_ahead(&mut self) {
         (self.ahead, self.drawing) = (0, 0);
+        self.life = self.life.wrapping_add(1);
     }
 
     /// Tokens produced.
@@ -307,11 +311,11 @@ impl Row {
         self.max_new_tokens > FULLY_RESERVED_TOKENS
     }
 
-    /// The row got a sequence that holds `reused` of its tokens. True the first time.
-    pub(crate) fn admit(&mut self, sequence: SequenceId, reused: u32, now: Duration) -> bool {
+    /// The row got a sequence with room for `held` tokens that has `reused` of its own. True the first time.
+    pub(crate) fn admit(&mut self, sequence: SequenceId, reused: u32, held: u32, now: Duration) -> bool {
         self.sequence = Some(sequence);
         self.computed = reused;
-        self.held = self.reservation();
+        self.held = held;
         let first = self.cached.is_none();
         if first {
             self.cached = Some(reused);

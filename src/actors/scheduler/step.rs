@@ -11,7 +11,7 @@ use crate::actors::scheduler::placement::Lane;
 use crate::actors::scheduler::plan::{Decoding, Prefilling, share};
 use crate::actors::scheduler::row::{Flow, Row};
 use crate::model::{PREVIOUS, PlanRow, RowOutcome, SampleFor, StepHandle, StepOutcome, StepPlan, Want};
-use crate::types::{EngineError, Failure, FailureReason, Priority, SequenceId, TokenId};
+use crate::types::{EngineError, Failure, FailureReason, Priority, TokenId};
 
 /// Tokens proposed a row before a step's time is known.
 const UNMEASURED_PROPOSALS: usize = 4;
@@ -20,7 +20,8 @@ const UNMEASURED_PROPOSALS: usize = 4;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     pub(crate) order: u64,
-    pub(crate) sequence: SequenceId,
+    /// The row's, see [`Row::life`].
+    life: u32,
     /// Position of its first token.
     pub(crate) start: u32,
     /// Tokens computed, proposed ones included.
@@ -36,7 +37,7 @@ pub(crate) struct Span {
 }
 
 impl Core {
-    /// True if the engine computed something.
+    /// True if there is more to do at once: something was begun, computed or given up.
     pub(crate) fn compute(&mut self, turn: Option<Duration>) -> Result<bool, EngineError> {
         self.in_step.clear();
         self.close_released();
@@ -46,14 +47,16 @@ impl Core {
         }
         self.admit_waiting()?;
         let ahead = self.may_run_ahead(turn);
-        if !ahead && let Some(step) = self.under_way.take() {
+        if !(ahead && self.has_followers())
+            && let Some(step) = self.under_way.take()
+        {
             self.finish(step)?;
         }
         let spans = self.plan(turn);
         let spans = self.with_room(spans)?;
         let follows = spans.iter().any(|span| span.follows);
         if !follows && let Some(step) = self.under_way.take() {
-            // Nothing would tie the next step to this one.
+            // For lack of memory nothing follows it any more.
             return self.finish(step);
         }
         if spans.is_empty() {
@@ -124,10 +127,9 @@ impl Core {
             }
             let proposed = u32::try_from(row.proposed.len()).unwrap_or(0);
             let samples = tokens == row.owed();
-            let Some(sequence) = row.sequence else { continue };
             spans.push(Span {
                 order: row.order,
-                sequence,
+                life: row.life,
                 start: row.next(),
                 tokens: tokens + proposed,
                 proposed,
@@ -164,20 +166,38 @@ impl Core {
         decoding
     }
 
-    /// Drops the spans of rows that had to go for lack of memory.
+    /// Drops the spans of rows that had to go for lack of memory. Nothing is taken from anybody for
+    /// proposals, nor for a row that may end with the step under way.
     fn with_room(&mut self, spans: Vec<Span>) -> Result<Vec<Span>, EngineError> {
-        for span in &spans {
-            self.in_step = vec![span.order];
-            self.make_room(span.order, span.start.saturating_add(span.tokens))?;
+        let mut kept = Vec::with_capacity(spans.len());
+        for mut span in spans {
+            self.in_step.clear();
+            self.in_step.push(span.order);
+            let is_free = self.has_room(span.order, span.start.saturating_add(span.tokens))?;
+            let under_way = self.find_running(span.order).is_some_and(|row| row.ahead > 0);
+            if !is_free && under_way {
+                continue;
+            }
+            if !is_free && span.proposed > 0 {
+                if let Some(row) = self.find_running(span.order) {
+                    row.drop_proposed();
+                }
+                span.tokens -= std::mem::take(&mut span.proposed);
+            }
+            if is_free || self.make_room(span.order, span.start.saturating_add(span.tokens))? {
+                kept.push(span);
+            }
         }
         self.in_step.clear();
-        Ok(spans.into_iter().filter(|span| self.running.iter().any(|row| row.order == span.order)).collect())
+        // Room for one may have been another's.
+        kept.retain(|span| self.find_alive(span).is_some());
+        Ok(kept)
     }
 
     fn submit(&mut self, spans: &[Span]) -> Result<StepHandle, EngineError> {
         self.in_step = spans.iter().map(|span| span.order).collect();
         for span in spans {
-            if let Some(row) = self.find(span.order) {
+            if let Some(row) = self.find_running(span.order) {
                 row.step_end = span.start + span.tokens;
                 if span.proposed > 0 {
                     row.lay_out();
@@ -198,7 +218,7 @@ impl Core {
         }
         let handle = engine.submit(&StepPlan { rows })?;
         for span in spans {
-            if let Some(row) = self.find(span.order) {
+            if let Some(row) = self.find_running(span.order) {
                 row.ahead += span.tokens;
                 row.drawing += u32::from(span.samples);
             }
@@ -216,7 +236,9 @@ impl Core {
         }
         tracing::error!(target: crate::observe::fields::ENGINE, %error, "a step was refused");
         for span in spans {
-            self.fail_row(span.order, &error);
+            if self.find_alive(span).is_some() {
+                self.fail_row(span.order, &error);
+            }
         }
         self.in_step.clear();
         Ok(true)
@@ -233,7 +255,8 @@ impl Core {
         self.settings.gauges.steps.up();
         self.settings.gauges.step_seconds.record(took);
         for span in spans.iter().filter(|span| span.prefill) {
-            let Some(row) = self.running.iter().find(|row| row.order == span.order) else { continue };
+            let alive = |row: &&Row| row.order == span.order && row.life == span.life;
+            let Some(row) = self.running.iter().find(alive) else { continue };
             self.accounts.charge(&row.terms.client, u64::from(span.tokens) * PROMPT_SERVICE);
             let attributes = [
                 ("startToken", span.start.into()),
@@ -247,11 +270,7 @@ impl Core {
 
     pub(crate) fn commit(&mut self, spans: &[Span], outcome: StepOutcome) {
         for (span, outcome) in spans.iter().zip(outcome.rows) {
-            let Some(row) = self.find(span.order) else { continue };
-            if row.sequence != Some(span.sequence) || row.computed != span.start || row.ahead < span.tokens {
-                // It lost its place while the step was under way, and this with it.
-                continue;
-            }
+            let Some(row) = self.find_alive(span) else { continue };
             row.ahead -= span.tokens;
             row.drawing -= u32::from(span.samples);
             match outcome {
@@ -280,7 +299,7 @@ impl Core {
         let gauges = &self.settings.gauges;
         gauges.proposed_tokens.add(u64::from(span.proposed));
         gauges.proposed_right_tokens.add(right as u64);
-        if let Some(row) = self.find(span.order) {
+        if let Some(row) = self.find_running(span.order) {
             row.proposed.clear();
             row.taken(right);
         }
@@ -288,8 +307,13 @@ impl Core {
         self.accept(span.order, tokens);
     }
 
+    /// The span's row, unless it lost its place while the step was under way, and this with it.
+    fn find_alive(&mut self, span: &Span) -> Option<&mut Row> {
+        self.find_running(span.order).filter(|row| row.life == span.life)
+    }
+
     fn advance(&mut self, order: u64, tokens: u32) {
-        if let Some(row) = self.find(order) {
+        if let Some(row) = self.find_running(order) {
             row.computed += tokens;
         }
     }

@@ -107,6 +107,49 @@ fn a_row_that_is_paused_or_whose_client_goes_takes_nothing_of_the_step_under_way
     bench.check_empty();
 }
 
+/// One newcomer takes the place of a row, which takes the place of another one in turn.
+#[test]
+fn a_row_that_goes_on_in_the_step_in_which_it_was_paused_is_not_taken_for_its_earlier_self() {
+    let mut bench = bench(Script::new());
+    let asks = [
+        Ask::new("the first of many", 80).of("many", Priority::Background),
+        Ask::new("the second of many", 80).of("many", Priority::Background),
+        Ask::new("somebody", 80).of("somebody", Priority::Normal),
+        Ask::new("one of few", 80).of("few", Priority::Background),
+        Ask::new("a person", 20).of("person", Priority::Interactive),
+    ];
+    for ask in &asks[..4] {
+        bench.submit(ask);
+    }
+    get_ahead(&mut bench);
+    bench.submit(&asks[4]);
+    bench.finish();
+    assert!(bench.gauges.pauses.get() >= 2);
+    for (client, ask) in bench.clients.iter().zip(&asks) {
+        assert!(client.done().is_some(), "{:?}", client.ends);
+        assert_eq!(client.text, alone(ask).0);
+    }
+    bench.check_empty();
+}
+
+/// All memory is one row's, and it is not enough: it must not end sooner for what was only tried.
+#[test]
+fn memory_for_guesses_and_for_steps_ahead_ends_no_answer_early() {
+    let repeated = "abc".repeat(100);
+    let lengths = [(false, false), (true, false), (false, true)].map(|(overlaps, proposes)| {
+        let script = Script::new().repeat("p", "abc").memory(3, 16);
+        let script = if overlaps { script.overlaps() } else { script };
+        let mut bench = Bench::new(script, |_| {});
+        if proposes {
+            bench.next_fill = Some(Knows::new("pppp", &repeated, Policy::Verify));
+        }
+        bench.submit(&Ask::new("pppp", 600));
+        bench.finish();
+        bench.clients[0].done().unwrap().1.completion_tokens
+    });
+    assert_eq!(lengths, [45, 45, 45], "48 places, and one token that needs none");
+}
+
 #[test]
 fn a_step_that_breaks_takes_the_next_one_with_it_and_loses_no_row() {
     let device = EngineError::Device { message: "lost".into() };

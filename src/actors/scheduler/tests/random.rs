@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::bench::{Ask, Bench, alone, seconds};
 use crate::model::fake::{Fault, Script};
-use crate::types::{ChatEvent, EngineError, FinishReason, PrepareError, Refusal};
+use crate::types::{ChatEvent, EngineError, FailureReason, FinishReason, PrepareError, Priority, Refusal};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -20,8 +20,12 @@ enum Op {
 fn ask() -> impl Strategy<Value = Ask> {
     let prompt = ("[ab]", 1usize..80, "[cd]{0,12}").prop_map(|(a, count, tail)| a.repeat(count) + &tail);
     let stop = prop::collection::vec("[a-z]{1,2}", 0..2);
-    (prompt, prop_oneof![1u32..60, 600u32..700], stop, 2usize..8)
-        .prop_map(|(prompt, max_new, stop, slots)| Ask { stop, slots, ..Ask::new(&prompt, max_new) })
+    (prompt, prop_oneof![1u32..60, 600u32..700], stop, 2usize..8, 0u8..3, 0usize..3).prop_map(
+        |(prompt, max_new, stop, slots, client, class)| {
+            let ask = Ask { stop, slots, ..Ask::new(&prompt, max_new) };
+            ask.of(&client.to_string(), Priority::ALL[class])
+        },
+    )
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -84,6 +88,7 @@ proptest! {
         cached in any::<bool>(),
         overlaps in any::<bool>(),
     ) {
+        let calm = faults.is_empty();
         let script = script(faults, blocks);
         let script = if overlaps { script.overlaps() } else { script };
         let mut bench = Bench::new(script, |config| {
@@ -117,9 +122,15 @@ proptest! {
                         prop_assert!(expected.starts_with(&client.text));
                     }
                 }
-                _ => prop_assert!(expected.starts_with(&client.text)),
+                ChatEvent::Failed(failure) => {
+                    let stalled = failure.reason == FailureReason::StreamStalled;
+                    prop_assert!(stalled || !calm, "nothing went wrong, but: {failure:?}");
+                    prop_assert!(expected.starts_with(&client.text));
+                }
+                ChatEvent::Text(_) => unreachable!("no end"),
             }
         }
+        prop_assert_eq!(bench.core.accounts.len(), 0);
         bench.check_empty();
     }
 }

@@ -129,6 +129,9 @@ impl World {
                 _ => self.clock.advance(5 * MS),
             }
         }
+        // Slow readers may have the last events still before them.
+        self.habits.iter_mut().filter(|habit| **habit == Habit::Slow).for_each(|habit| *habit = Habit::Reads);
+        self.read(0);
         self
     }
 
