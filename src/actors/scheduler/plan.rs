@@ -14,8 +14,9 @@ use std::time::Duration;
 use crate::actors::scheduler::pace::{Pace, Work};
 use crate::types::Priority;
 
-/// Prompt tokens that a step always takes, whatever the budget says.
-pub(crate) const LEAST_PREFILL: u32 = 2;
+/// Prompt tokens that a step always takes, whatever the budget says. Fewer would hardly make it
+/// shorter: keys and values of all that the prompt has so far are read for one token or for many.
+pub(crate) const LEAST_PREFILL: u32 = 4;
 /// A step without streams may take so many times `max_itl`.
 const UNWATCHED: f64 = 4.0;
 /// Prompt tokens beside decode tokens before anything was measured.
