@@ -80,11 +80,15 @@ struct World {
 }
 
 impl World {
-    fn new(mut arrivals: Vec<Arrival>) -> Self {
+    fn new(arrivals: Vec<Arrival>) -> Self {
+        Self::with(arrivals, |script| script)
+    }
+
+    fn with(mut arrivals: Vec<Arrival>, change: impl FnOnce(Script) -> Script) -> Self {
         let clock = Arc::new(ManualClock::new());
         // A step of 4 ms, 1 ms a token, 1 us for each position attended to.
         let script = Script::new().takes(4 * MS, MS, clock.clone()).attends(Duration::from_micros(1));
-        let bench = Bench::timed(script.memory(2_000, 16), clock.clone(), |config| {
+        let bench = Bench::timed(change(script.memory(2_000, 16)), clock.clone(), |config| {
             config.scheduler.max_rows = ROWS;
             config.scheduler.stall_timeout_s = 600;
         });
@@ -283,6 +287,7 @@ fn a_storm_of_cancels_leaves_nothing_behind() {
             arrivals.push(Arrival { at: MS * (round * 400), ask, habit });
         }
     }
+    World::with(arrivals.clone(), Script::overlaps).run().check();
     World::new(arrivals).run().check();
 }
 
