@@ -5,8 +5,8 @@
 //! loses its place or its memory meanwhile has begun another life ([`Row::life`]): its part of what is under way
 //! is wasted, and never committed.
 //!
-//! That holds only while all is plain: every token drawn by the device, no proposals, nobody
-//! suspected, nobody else on the thread. Otherwise each step is collected before the next one.
+//! That holds only while all is plain: every token drawn by the device, no row that may have
+//! proposals, nobody suspected, nobody else on the thread. Otherwise each step is collected before the next one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -61,12 +61,17 @@ impl Core {
         self.collected = self.now();
         self.commit(&spans, outcome);
         self.step_was_good();
-        if self.running.iter().all(|row| row.ahead == 0)
+        if self.is_wasted()
             && let Some(wasted) = self.under_way.take()
         {
             return self.finish(wasted);
         }
         Ok(true)
+    }
+
+    /// Whether nobody has a part in the step under way any more.
+    pub(crate) fn is_wasted(&self) -> bool {
+        self.running.iter().all(|row| row.ahead == 0)
     }
 
     /// Collects the step under way, so that the engine is free for something else.

@@ -17,6 +17,9 @@ use crate::types::{ClientId, Priority};
 pub(crate) const PROMPT_SERVICE: u64 = 1;
 /// What a produced token counts: it costs a pass over the weights.
 pub(crate) const OUTPUT_SERVICE: u64 = 4;
+/// What a client that comes back can be ahead of the one served least: one that is hardly served
+/// at all, as it does not read, must not keep others out for long.
+const MAX_LEAD: u64 = 32_768;
 /// Clients without requests that are remembered, at most.
 const MAX_REMEMBERED: usize = 1024;
 /// Shortest-first ends for a request after so many times `ageing`.
@@ -44,7 +47,7 @@ impl Accounts {
         let least = self.least().unwrap_or(0);
         let account = self.clients.entry(client.clone()).or_default();
         if account.requests == 0 {
-            account.served = account.served.max(least);
+            account.served = account.served.clamp(least, least.saturating_add(MAX_LEAD));
         }
         account.requests += 1;
     }
@@ -232,6 +235,19 @@ mod tests {
             }
         }
         assert!(got[0] <= got[1] + 1000, "{got:?}");
+    }
+
+    #[test]
+    fn what_a_client_had_before_it_left_keeps_it_out_for_a_bounded_time() {
+        let mut accounts = Accounts::default();
+        let (idle, heavy, new) = (client("idle"), client("heavy"), client("new"));
+        accounts.enter(&idle);
+        accounts.enter(&heavy);
+        accounts.charge(&heavy, 10 * MAX_LEAD);
+        accounts.leave(&heavy);
+        accounts.enter(&heavy);
+        accounts.enter(&new);
+        assert_eq!(accounts.served(&heavy) - accounts.served(&new), MAX_LEAD);
     }
 
     #[test]

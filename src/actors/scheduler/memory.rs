@@ -337,7 +337,7 @@ impl Core {
         Some(self.running.remove(index))
     }
 
-    fn evict(&mut self) -> bool {
+    pub(crate) fn evict(&mut self) -> bool {
         let oldest = self.index.borrow_mut().evict();
         oldest.map(|sequence| self.close_sequence(sequence)).is_some()
     }

@@ -7,14 +7,14 @@
 //! urgent class goes first, where rows rise with age, and in it the shortest remainder,
 //! so that a short prompt never waits for a long one; but a row that was passed over as
 //! often as its class's patience allows goes before it. Some prompt tokens go in every
-//! step, so neither side starves.
+//! step but those that measure what streams cost alone, so neither side starves.
 
 use std::time::Duration;
 
 use crate::actors::scheduler::pace::{Pace, Work};
 use crate::types::Priority;
 
-/// Prompt tokens that a step always takes, whatever the budget says. Fewer would hardly make it
+/// Prompt tokens that a step with any takes, whatever the budget says. Fewer would hardly make it
 /// shorter: keys and values of all that the prompt has so far are read for one token or for many.
 pub(crate) const LEAST_PREFILL: u32 = 4;
 /// A step without streams may take so many times `max_itl`.

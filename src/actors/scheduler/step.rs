@@ -50,7 +50,8 @@ impl Core {
         if !(ahead && self.has_followers())
             && let Some(step) = self.under_way.take()
         {
-            self.finish(step)?;
+            // Who ends with it makes room for others, who are admitted before the next one.
+            return self.finish(step);
         }
         let spans = self.plan(turn);
         let spans = self.with_room(spans)?;
@@ -65,7 +66,10 @@ impl Core {
         let begun = self.now();
         let handle = match catch_unwind(AssertUnwindSafe(|| self.submit(&spans))) {
             Ok(Ok(handle)) => handle,
-            Ok(Err(error)) => return self.refused(&spans, error),
+            Ok(Err(error)) => {
+                let refused = self.refused(&spans, error)?;
+                return if self.is_wasted() { self.settle().map(|()| refused) } else { Ok(refused) };
+            }
             Err(payload) => return self.broke(EngineError::Panicked { message: panic_message(&*payload) }),
         };
         let step = UnderWay { handle, spans, begun };
@@ -173,10 +177,16 @@ impl Core {
         for mut span in spans {
             self.in_step.clear();
             self.in_step.push(span.order);
-            let is_free = self.has_room(span.order, span.start.saturating_add(span.tokens))?;
-            let under_way = self.find_running(span.order).is_some_and(|row| row.ahead > 0);
-            if !is_free && under_way {
-                continue;
+            let end = span.start.saturating_add(span.tokens);
+            let mut is_free = self.has_room(span.order, end)?;
+            if self.find_running(span.order).is_some_and(|row| row.ahead > 0) {
+                // Kept rows are nobody's.
+                while !is_free && self.evict() {
+                    is_free = self.has_room(span.order, end)?;
+                }
+                if !is_free {
+                    continue;
+                }
             }
             if !is_free && span.proposed > 0 {
                 if let Some(row) = self.find_running(span.order) {

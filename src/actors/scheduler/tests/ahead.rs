@@ -75,6 +75,22 @@ fn a_row_that_only_the_host_can_serve_stops_the_running_ahead() {
 }
 
 #[test]
+fn who_waits_for_a_slot_gets_it_in_the_step_after_the_last_token() {
+    let mut bench = Bench::new(Script::new().overlaps(), |config| config.scheduler.max_rows = 1);
+    bench.submit(&Ask::new("first", 6));
+    bench.submit(&Ask::new("second", 6));
+    for _ in 0..40 {
+        match bench.step() {
+            Progress::More => {}
+            Progress::Idle => break,
+            other => panic!("{other:?} with somebody waiting"),
+        }
+    }
+    bench.finish();
+    bench.check_empty();
+}
+
+#[test]
 fn nothing_is_under_way_while_others_want_the_thread() {
     let mut bench = bench(Script::new());
     bench.submit(&Ask::new("plain", 200));
