@@ -5,8 +5,8 @@
 //! time for its weight** among those that ask (stride scheduling by virtual time), and is charged
 //! when the turn is dropped. A lane that was idle begins at the least virtual time of those in use,
 //! or without any where the last ones were, so it neither saved time up nor is it ever behind by
-//! what it used before. Before each turn the
-//! runtime polls its driver: timers, mail and neighbours are never locked out.
+//! what it used before. Before each turn the runtime polls its driver: timers, mail and neighbours
+//! are never locked out.
 //!
 //! A turn says how long it may last: about as long as the others' turns do, so that work in slices
 //! never holds a stream up for longer than one of its own steps; without others, any time.
@@ -196,12 +196,12 @@ impl Future for Asking {
         let index = me.index;
         let mut state = me.turns.state.borrow_mut();
         let now = state.clock.now();
-        if !me.asked {
-            me.asked = true;
+        let asked = std::mem::replace(&mut me.asked, true);
+        if !asked {
             state.catch_up(index, now);
-            me.yielding = Some(Yielding::begin(ctx.waker()));
-        } else if me.seen != state.ended {
-            // Whoever had the last turn may not have asked again yet, and may be next all the same.
+        }
+        // Again after each turn: whoever had it may not have asked again yet, and may be next all the same.
+        if !asked || me.seen != state.ended {
             me.yielding = Some(Yielding::begin(ctx.waker()));
         }
         // From here on it counts: whoever has asked before the next turn takes part in it.

@@ -12,15 +12,24 @@ use crate::types::Clock;
 
 /// See the module.
 pub(crate) struct Watchdog {
-    pub(crate) pulses: Vec<Arc<Pulse>>,
-    pub(crate) board: Arc<Board>,
-    pub(crate) clock: Arc<dyn Clock>,
-    /// A step that takes longer hangs.
-    pub(crate) limit: Duration,
-    pub(crate) reported: bool,
+    pulses: Vec<Arc<Pulse>>,
+    board: Arc<Board>,
+    clock: Arc<dyn Clock>,
+    limit: Duration,
+    reported: bool,
 }
 
 impl Watchdog {
+    /// A step hangs that takes longer than `limit`.
+    pub(crate) fn new(
+        pulses: Vec<Arc<Pulse>>,
+        board: &Arc<Board>,
+        clock: &Arc<dyn Clock>,
+        limit: Duration,
+    ) -> Self {
+        Self { pulses, board: Arc::clone(board), clock: Arc::clone(clock), limit, reported: false }
+    }
+
     /// How often to look.
     pub(crate) fn interval(&self) -> Duration {
         (self.limit / 8).clamp(Duration::from_millis(20), Duration::from_secs(5))

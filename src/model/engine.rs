@@ -201,7 +201,7 @@ pub struct Life {
 }
 
 /// Whether a draw is the token with the highest logit, whatever came before.
-fn is_best_token(params: &SamplingParams) -> bool {
+pub(super) fn is_best_token(params: &SamplingParams) -> bool {
     params.is_greedy()
         && params.logit_bias.is_empty()
         && params.repetition_penalty == 1.0
@@ -210,7 +210,7 @@ fn is_best_token(params: &SamplingParams) -> bool {
 }
 
 /// Whether nothing of a row has to be known on the host for the step to be started.
-fn draws_on_device(row: &PlanRow<'_>) -> bool {
+pub(super) fn draws_on_device(row: &PlanRow<'_>) -> bool {
     match row.want {
         Want::Nothing => true,
         Want::Sample(wanted) => !wanted.logprob && is_best_token(wanted.params),

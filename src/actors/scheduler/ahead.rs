@@ -2,11 +2,12 @@
 //!
 //! On a device that computes while the host does something else, the next step begins before the
 //! tokens of this one are known: it goes on from what the device draws. A row that ends, fails, or
-//! loses its place or its memory meanwhile has begun another life ([`Row::life`]): its part of what is under way
-//! is wasted, and never committed.
+//! loses its place or its memory meanwhile has begun another life ([`Row::life`]): its part of what
+//! is under way is wasted, and never committed.
 //!
 //! That holds only while all is plain: every token drawn by the device, no row that may have
-//! proposals, nobody suspected, nobody else on the thread. Otherwise each step is collected before the next one.
+//! proposals, nobody suspected, nobody else on the thread. Otherwise each step is collected before
+//! the next one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -39,8 +40,8 @@ impl Core {
 
     /// Whether a row can go on from what the step under way draws.
     pub(crate) fn has_followers(&self) -> bool {
-        let context = self.engine.as_ref().map_or(0, |engine| engine.info().context);
-        self.running.iter().any(|row| row.drawing > 0 && !row.is_parked() && row.goes_on(context))
+        let context = self.model_context();
+        self.running.iter().any(|row| row.drawing > 0 && row.is_ready(context))
     }
 
     /// Waits for a step, and gives its rows what it computed.
@@ -61,17 +62,16 @@ impl Core {
         self.collected = self.now();
         self.commit(&spans, outcome);
         self.step_was_good();
-        if self.is_wasted()
-            && let Some(wasted) = self.under_way.take()
-        {
-            return self.finish(wasted);
-        }
-        Ok(true)
+        self.finish_wasted()
     }
 
-    /// Whether nobody has a part in the step under way any more.
-    pub(crate) fn is_wasted(&self) -> bool {
-        self.running.iter().all(|row| row.ahead == 0)
+    /// Waits for the step under way if nobody has a part in it any more.
+    pub(crate) fn finish_wasted(&mut self) -> Result<bool, EngineError> {
+        let is_wasted = self.running.iter().all(|row| row.ahead == 0);
+        match self.under_way.take_if(|_| is_wasted) {
+            Some(wasted) => self.finish(wasted),
+            None => Ok(true),
+        }
     }
 
     /// Collects the step under way, so that the engine is free for something else.

@@ -327,6 +327,11 @@ impl Core {
         ]);
     }
 
+    /// Most tokens that the model knows; 0 without an engine.
+    pub(crate) fn model_context(&self) -> u32 {
+        self.engine.as_ref().map_or(0, |engine| engine.info().context)
+    }
+
     pub(crate) fn find_running(&mut self, order: u64) -> Option<&mut Row> {
         self.running.iter_mut().find(|row| row.order == order)
     }

@@ -195,14 +195,14 @@ impl Core {
     /// itself was set back or ended.
     pub(crate) fn make_room(&mut self, order: u64, tokens: u32) -> Result<bool, EngineError> {
         loop {
-            let Some(sequence) = self.find_running(order).and_then(|row| row.sequence) else {
-                return Ok(false);
-            };
-            if self.reserve_taking(order, sequence, tokens, Spare::Paused)? {
-                if let Some(row) = self.find_running(order) {
-                    row.held = row.held.max(tokens);
-                }
+            if self.has_room(order, tokens)? {
                 return Ok(true);
+            }
+            if self.find_running(order).is_none_or(|row| row.sequence.is_none()) {
+                return Ok(false);
+            }
+            if self.evict() || self.strip(order, Spare::Paused) {
+                continue;
             }
             let oldest = self.running.iter().map(|row| row.order).min();
             let victim = self

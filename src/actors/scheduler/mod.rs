@@ -12,7 +12,7 @@
 //! the restart budget lasts.
 
 mod admission;
-pub(crate) mod ahead;
+mod ahead;
 pub(crate) mod core;
 mod fairness;
 pub(crate) mod fill;
@@ -28,7 +28,7 @@ mod rate;
 mod recover;
 pub(crate) mod restart;
 pub(crate) mod row;
-pub(crate) mod step;
+mod step;
 pub(crate) mod stop;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -106,14 +106,16 @@ impl Pace {
         }
         kind.push_back(Sample { work, seconds });
         if is_quiet {
-            let rows =
-                self.quiet.iter().map(|sample| (sample.work.decode_features(), *sample, sample.seconds));
+            let rows = self
+                .quiet
+                .iter()
+                .map(|sample| (sample.work.decode_features(), sample.seconds, sample.seconds));
             fit(&mut self.decode, rows);
         }
         let decode = self.decode;
         let rows = self.mixed.iter().map(|sample| {
             let rest = sample.seconds - dot(&decode, &sample.work.decode_features());
-            (sample.work.prompt_features(), *sample, rest.max(LEAST_SHARE * sample.seconds))
+            (sample.work.prompt_features(), sample.seconds, rest.max(LEAST_SHARE * sample.seconds))
         });
         fit(&mut self.prompt, rows);
     }
@@ -159,17 +161,17 @@ impl Pace {
     }
 }
 
-/// Fits factors to rows of features, their sample, and what they are to sum up to; oldest first.
+/// Fits factors to rows of features, the step's seconds, and what they are to sum up to; oldest first.
 fn fit<const FACTORS: usize>(
     factors: &mut [f64; FACTORS],
-    rows: impl DoubleEndedIterator<Item = ([f64; FACTORS], Sample, f64)> + Clone,
+    rows: impl DoubleEndedIterator<Item = ([f64; FACTORS], f64, f64)> + Clone,
 ) {
     for _ in 0..PASSES {
         for factor in 0..FACTORS {
             let (mut above, mut below, mut recent) = (0.0, 0.0, 1.0);
-            for (features, sample, target) in rows.clone().rev() {
+            for (features, seconds, target) in rows.clone().rev() {
                 let feature = features[factor];
-                let weight = recent / (sample.seconds * sample.seconds);
+                let weight = recent / (seconds * seconds);
                 let others = dot(factors, &features) - factors[factor] * feature;
                 above += weight * feature * (target - others);
                 below += weight * feature * feature;

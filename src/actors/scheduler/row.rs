@@ -170,9 +170,14 @@ impl Row {
     }
 
     /// Whether what is being drawn leaves room for more, for all that can be known.
-    pub(crate) fn goes_on(&self, context: u32) -> bool {
+    fn goes_on(&self, context: u32) -> bool {
         self.drawing == 0
             || (self.produced() + self.drawing < self.max_new_tokens && self.len() + self.drawing < context)
+    }
+
+    /// Whether a step can take it on.
+    pub(crate) fn is_ready(&self, context: u32) -> bool {
+        !self.is_parked() && self.owed() > 0 && self.goes_on(context)
     }
 
     /// Nothing of what is under way will come.

@@ -23,17 +23,24 @@ pub(crate) struct Span {
     /// The row's, see [`Row::life`].
     life: u32,
     /// Position of its first token.
-    pub(crate) start: u32,
+    start: u32,
     /// Tokens computed, proposed ones included.
-    pub(crate) tokens: u32,
+    tokens: u32,
     /// How many of them are proposed.
-    pub(crate) proposed: u32,
+    proposed: u32,
     /// It reaches the end of the row's tokens, so a new one is drawn.
-    pub(crate) samples: bool,
+    samples: bool,
     /// Its one token is what the step before draws.
-    pub(crate) follows: bool,
+    follows: bool,
     /// A piece of a prompt, or of what is computed anew.
     prefill: bool,
+}
+
+impl Span {
+    /// Whether it is this row's, which has not lost its place since it was planned.
+    fn is_of(&self, row: &Row) -> bool {
+        row.order == self.order && row.life == self.life
+    }
 }
 
 impl Core {
@@ -67,8 +74,8 @@ impl Core {
         let handle = match catch_unwind(AssertUnwindSafe(|| self.submit(&spans))) {
             Ok(Ok(handle)) => handle,
             Ok(Err(error)) => {
-                let refused = self.refused(&spans, error)?;
-                return if self.is_wasted() { self.settle().map(|()| refused) } else { Ok(refused) };
+                self.refused(&spans, error)?;
+                return self.finish_wasted();
             }
             Err(payload) => return self.broke(EngineError::Panicked { message: panic_message(&*payload) }),
         };
@@ -88,8 +95,8 @@ impl Core {
     /// Tokens for every running row whose client keeps up. Rows that must be alone take turns
     /// with all others together.
     fn plan(&mut self, turn: Option<Duration>) -> Vec<Span> {
-        let context = self.engine.as_ref().map_or(0, |engine| engine.info().context);
-        let ready = |row: &Row| !row.is_parked() && row.owed() > 0 && row.goes_on(context);
+        let context = self.model_context();
+        let ready = |row: &Row| row.is_ready(context);
         let alone = |row: &Row| row.placement.lane == Lane::Serial || row.suspect_until.is_some();
         let first = self.running.iter().find(|row| ready(row) && alone(row)).map(|row| row.order);
         let others = self.running.iter().any(|row| ready(row) && !alone(row));
@@ -154,7 +161,7 @@ impl Core {
             decoding.watched |= row.terms.priority > Priority::Background;
             count += 1;
         }
-        let context = self.engine.as_ref().map_or(0, |engine| engine.info().context);
+        let context = self.model_context();
         let step = self.pace.seconds(decoding.work);
         let able = |row: &&mut Row| row.placement.lookup && row.owed() == 1 && row.produced() > 0;
         for row in self.running.iter_mut().filter(|row| takes_part(row)).filter(able) {
@@ -265,8 +272,7 @@ impl Core {
         self.settings.gauges.steps.up();
         self.settings.gauges.step_seconds.record(took);
         for span in spans.iter().filter(|span| span.prefill) {
-            let alive = |row: &&Row| row.order == span.order && row.life == span.life;
-            let Some(row) = self.running.iter().find(alive) else { continue };
+            let Some(row) = self.running.iter().find(|row| span.is_of(row)) else { continue };
             self.accounts.charge(&row.terms.client, u64::from(span.tokens) * PROMPT_SERVICE);
             let attributes = [
                 ("startToken", span.start.into()),
@@ -319,7 +325,7 @@ impl Core {
 
     /// The span's row, unless it lost its place while the step was under way, and this with it.
     fn find_alive(&mut self, span: &Span) -> Option<&mut Row> {
-        self.find_running(span.order).filter(|row| row.life == span.life)
+        self.running.iter_mut().find(|row| span.is_of(row))
     }
 
     fn advance(&mut self, order: u64, tokens: u32) {

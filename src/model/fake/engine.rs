@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use super::control::FakeControl;
 use super::{Fault, Reply, Script};
+use crate::model::engine::{draws_on_device, is_best_token};
 use crate::model::text::TextModel;
 use crate::model::{
-    Engine, EngineInfo, EngineMemory, PREVIOUS, PlanRow, RowOutcome, StepHandle, StepOutcome, StepPlan, Want,
+    Engine, EngineInfo, EngineMemory, PREVIOUS, RowOutcome, StepHandle, StepOutcome, StepPlan, Want,
 };
 use crate::types::{EngineError, Epoch, SamplingParams, SequenceId, TokenId};
 
@@ -154,7 +155,7 @@ impl FakeEngine {
             if row.input == [PREVIOUS] && before.and_then(|row| row.sample).is_none() {
                 return broken("nothing is drawn for it".into());
             }
-            if overlaps && !is_drawn_here(row) {
+            if overlaps && !draws_on_device(row) {
                 return broken("the host draws for a row of steps that overlap".into());
             }
             let all = u32::try_from(held + row.input.len()).unwrap_or(u32::MAX);
@@ -345,8 +346,7 @@ impl Engine for FakeEngine {
                 sample: match &row.want {
                     // Where the token before it is being drawn, that one counts as well.
                     Want::Sample(sample) | Want::Verify(sample) => {
-                        let drawing = u32::from(row.input == [PREVIOUS]);
-                        Some(sample.output.len() + drawing as usize)
+                        Some(sample.output.len() + usize::from(row.input == [PREVIOUS]))
                     }
                     _ => None,
                 },
@@ -395,16 +395,7 @@ impl Engine for FakeEngine {
     }
 
     fn can_pipeline(&self, params: &SamplingParams) -> bool {
-        self.script.overlaps && params.is_greedy()
-    }
-}
-
-/// Whether the row can be part of steps that overlap.
-fn is_drawn_here(row: &PlanRow<'_>) -> bool {
-    match row.want {
-        Want::Nothing => true,
-        Want::Sample(sample) => sample.params.is_greedy() && !sample.logprob,
-        _ => false,
+        self.script.overlaps && is_best_token(params)
     }
 }
 
