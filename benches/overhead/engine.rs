@@ -74,6 +74,8 @@ impl PreparedEngine for Prepared {
             batches: true,
             pipelined: false,
             survives_panics: true,
+            shares_prefixes: true,
+            trims: true,
         };
         Ok(Box::new(InstantEngine { info, step_time: self.0, sequences: 0, pending: StepOutcome::default() }))
     }

@@ -79,6 +79,11 @@ fn prepare(job: &Prepare, defaults: &SamplingConfig) -> Result<PreparedPrompt, P
             tokens: if request.ignore_eos { Vec::new() } else { job.text.end_tokens.clone() },
         },
         max_new_tokens: asked.clamp(1, room),
+        stable: prompt,
+        breakpoints: Vec::new(),
+        stripped: 0,
+        session: None,
+        salt: None,
     })
 }
 

@@ -1,6 +1,6 @@
 //! `PromptCache`: the voice of prompt reuse. On the compute thread.
 //!
-//! The index itself is plain data that each model's scheduler shares, because matching,
+//! The tree itself is plain data that each model's scheduler shares, because matching,
 //! opening and keeping must be single acts inside a step. Here it is asked about and
 //! cleared. Whole finished rows in memory; nothing on disk, no shared inner prefixes
 //! kept apart, no sessions yet: [`CacheReport::kind`] says so to whoever asks.
@@ -9,14 +9,14 @@ use actix::WeakRecipient;
 use actix::prelude::*;
 
 use crate::actors::messages::{CacheReport, CacheStatistics, ClearCache, CloseReleased, Reset};
-use crate::actors::scheduler::core::SharedIndex;
+use crate::actors::scheduler::core::SharedTree;
 
 const KIND: &str =
     "whole finished rows in memory, matched by their longest common beginning; nothing on disk";
 
 /// One model's part.
 pub(crate) struct CacheOf {
-    pub(crate) index: SharedIndex,
+    pub(crate) tree: SharedTree,
     /// Who closes what is given up.
     pub(crate) scheduler: WeakRecipient<CloseReleased>,
 }
@@ -30,9 +30,9 @@ impl PromptCache {
     fn report(&self) -> CacheReport {
         let mut report = CacheReport { kind: KIND.into(), ..CacheReport::default() };
         for model in &self.models {
-            let index = model.index.borrow();
-            let numbers = index.statistics();
-            report.enabled |= index.is_enabled();
+            let tree = model.tree.borrow();
+            let numbers = tree.statistics();
+            report.enabled |= tree.is_enabled();
             report.entries += numbers.entries;
             report.tokens += numbers.tokens;
             report.hits += numbers.hits;
@@ -61,7 +61,7 @@ impl Handler<ClearCache> for PromptCache {
 
     fn handle(&mut self, _: ClearCache, _: &mut Self::Context) -> Self::Result {
         for model in &self.models {
-            model.index.borrow_mut().release_all();
+            model.tree.borrow_mut().release_all();
             if let Some(scheduler) = model.scheduler.upgrade() {
                 // BOUND: one an order to clear.
                 scheduler.do_send(CloseReleased);
@@ -74,11 +74,6 @@ impl Handler<ClearCache> for PromptCache {
 impl Handler<Reset> for PromptCache {
     type Result = ();
 
-    /// The scheduler emptied the index when the engine was lost; what an older life left
-    /// behind nevertheless goes now.
-    fn handle(&mut self, reset: Reset, _: &mut Self::Context) {
-        if let Some(model) = self.models.get(reset.model) {
-            model.index.borrow_mut().retain(|sequence| sequence.epoch == reset.epoch);
-        }
-    }
+    /// The scheduler emptied the tree when the engine was lost.
+    fn handle(&mut self, _: Reset, _: &mut Self::Context) {}
 }

@@ -24,7 +24,7 @@ use crate::actors::scheduler::{BatchScheduler, SchedulerParts};
 use crate::actors::transcription::TranscriptionService;
 use crate::actors::turns::ComputeTurns;
 use crate::actors::wiring::StartError;
-use crate::cache::PrefixIndex;
+use crate::cache::PrefixTree;
 use crate::config::SamplingConfig;
 use crate::model::ModelSource;
 use crate::observe::{Pulse, fields};
@@ -37,8 +37,8 @@ const JOIN_LIMIT: Duration = Duration::from_secs(3);
 pub(crate) struct ComputeActors {
     pub(crate) settings: Vec<Settings>,
     pub(crate) sources: Vec<Arc<dyn ModelSource>>,
-    /// Finished rows kept a model.
-    pub(crate) entries: usize,
+    /// Prefixes are kept.
+    pub(crate) caches: bool,
     pub(crate) restarts: RestartPolicy,
     pub(crate) loader: Loader,
     pub(crate) gateway: WeakRecipient<EngineState>,
@@ -57,17 +57,17 @@ impl ComputeActors {
         self.settings.iter().map(|settings| Arc::clone(&settings.pulse)).collect()
     }
 
-    /// On the compute thread. The schedulers and the prompt cache share each model's index,
+    /// On the compute thread. The schedulers and the prompt cache share each model's tree,
     /// so they are made together.
     fn start(self) -> Addresses {
         let cache = Context::<PromptCache>::new();
         let turns = ComputeTurns::new(self.clock);
         let (mut schedulers, mut models) = (Vec::new(), Vec::new());
         for (model, (settings, source)) in self.settings.into_iter().zip(self.sources).enumerate() {
-            let index = Rc::new(RefCell::new(PrefixIndex::new(self.entries)));
+            let tree = Rc::new(RefCell::new(PrefixTree::new(self.caches)));
             let parts = SchedulerParts {
                 settings,
-                index: Rc::clone(&index),
+                tree: Rc::clone(&tree),
                 turns: turns.clone(),
                 model,
                 source,
@@ -77,7 +77,7 @@ impl ComputeActors {
                 cache: cache.address().downgrade().recipient(),
             };
             let scheduler = Supervisor::start(move |_| BatchScheduler::new(parts));
-            models.push(CacheOf { index, scheduler: scheduler.downgrade().recipient() });
+            models.push(CacheOf { tree, scheduler: scheduler.downgrade().recipient() });
             schedulers.push(scheduler);
         }
         let cache = cache.run(PromptCache { models });

@@ -175,7 +175,7 @@ impl GreenroomBuilder {
                 .map(|model| Settings::new(model.id(), &self.config, &self.clock, gauges))
                 .collect(),
             sources: self.models.clone(),
-            entries: if self.config.cache.enabled { self.config.cache.max_entries } else { 0 },
+            caches: self.config.cache.enabled,
             restarts: self.restarts,
             loader,
             gateway: gateway.downgrade().recipient(),

@@ -3,6 +3,8 @@
 //! What is kept is a parameter, so that nothing here knows what a payload is worth or
 //! how it is freed: whatever is given up is handed back to the caller.
 
-pub mod prefix;
+pub mod tree;
 
-pub use prefix::{EntryId, Found, PrefixIndex, PrefixStatistics};
+pub use tree::{
+    Evicted, Found, Lookup, MissReason, Namespace, NodeRef, PrefixTree, Storage, Terms, TreeStatistics,
+};

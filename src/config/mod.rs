@@ -28,7 +28,7 @@ pub struct Config {
     pub cpu: CpuConfig,
     /// Rows, queue, steps.
     pub scheduler: SchedulerConfig,
-    /// Reuse of finished rows.
+    /// Reuse of what was computed.
     pub cache: CacheConfig,
     /// The Hugging Face hub.
     pub hub: HubConfig,
@@ -197,20 +197,33 @@ impl Default for SchedulerConfig {
     }
 }
 
-/// Reuse of finished rows.
+/// The prompt cache: reuse of what was computed for requests that begin alike.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct CacheConfig {
-    /// Keep finished rows for requests that begin alike.
+    /// Keep what was computed.
     pub enabled: bool,
-    /// Most rows kept.
-    pub max_entries: usize,
+    /// Memory in MiB for what is kept; unset = what live requests leave of the key-value memory.
+    pub memory_mib: Option<u64>,
+    /// Folder of the tier on disk, which outlives restarts; unset = memory alone.
+    pub dir: Option<PathBuf>,
+    /// Gigabytes (10⁹ bytes) that the folder may hold.
+    pub ssd_gb: f64,
+    /// Most MiB a second that are written there.
+    pub ssd_write_mib_s: u64,
 }
 
 impl Default for CacheConfig {
     fn default() -> Self {
-        Self { enabled: true, max_entries: 64 }
+        Self { enabled: true, memory_mib: None, dir: None, ssd_gb: 20.0, ssd_write_mib_s: 200 }
+    }
+}
+
+impl CacheConfig {
+    /// Bytes that the folder may hold.
+    pub fn ssd_bytes(&self) -> u64 {
+        (self.ssd_gb * 1e9) as u64
     }
 }
 

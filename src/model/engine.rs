@@ -77,6 +77,9 @@ impl<O: Ops> DecoderEngine<O> {
             device: ops.device(),
             batches: true,
             survives_panics: O::SURVIVES_PANICS,
+            shares_prefixes: O::Kv::SHARES_PREFIXES,
+            // Windows are masks and there are no recurrent layers yet: every length is restorable.
+            trims: true,
         };
         Self {
             info,

@@ -69,6 +69,7 @@ pub struct Script {
     batches: bool,
     overlaps: bool,
     survives_panics: bool,
+    trims: bool,
 }
 
 impl Default for Script {
@@ -89,6 +90,7 @@ impl Default for Script {
             batches: true,
             overlaps: false,
             survives_panics: true,
+            trims: true,
         }
     }
 }
@@ -173,6 +175,13 @@ impl Script {
     #[must_use]
     pub fn dies_of_panics(mut self) -> Self {
         self.survives_panics = false;
+        self
+    }
+
+    /// Sequences cannot be cut back: each can be forked at its own length alone.
+    #[must_use]
+    pub fn keeps_whole_states(mut self) -> Self {
+        self.trims = false;
         self
     }
 

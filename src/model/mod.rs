@@ -153,6 +153,11 @@ pub struct EngineInfo {
     /// Whether a step that panicked leaves weights, sequences and the engine usable: what was not
     /// collected was not committed. If not, the engine must be rebuilt after a panic.
     pub survives_panics: bool,
+    /// Sequences with a common prefix share its memory.
+    pub shares_prefixes: bool,
+    /// A sequence can be cut back to any length, and forked at any. If not, it can be forked at its
+    /// committed length alone.
+    pub trims: bool,
 }
 
 /// Key-value and weight memory, bytes.

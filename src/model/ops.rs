@@ -160,6 +160,9 @@ pub struct KvStats {
 /// length; only [`KvStore::commit`] makes it count. A block that two sequences
 /// share is never written.
 pub trait KvStore {
+    /// Sequences with a common prefix share its memory.
+    const SHARES_PREFIXES: bool;
+
     /// Opens a sequence, empty or sharing a prefix of `.1` tokens of another.
     ///
     /// # Errors

@@ -150,4 +150,14 @@ pub struct PreparedPrompt {
     pub stop: StopRules,
     /// Most tokens to produce, at least 1; prompt + this fits the context.
     pub max_new_tokens: u32,
+    /// Tokens that the conversation's next prompt will begin with, as far as can be told.
+    pub stable: u32,
+    /// Lengths of the prompt that the client marked as worth keeping, ascending.
+    pub breakpoints: Vec<u32>,
+    /// Lines that the normaliser took out.
+    pub stripped: u32,
+    /// The conversation, by the client's name for it.
+    pub session: Option<String>,
+    /// Computed state is shared with requests of the same salt alone.
+    pub salt: Option<String>,
 }

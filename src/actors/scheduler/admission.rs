@@ -2,7 +2,7 @@
 //! rows that are paused.
 //!
 //! A paused row keeps its sequence and waits like any other; only when memory is short is its
-//! sequence frozen into the prefix index, from which it goes on if nobody needed the place.
+//! sequence kept among the prefixes, from which it goes on if nobody needed the place.
 //! A slot is taken, in this order, from a row whose client does not read, from the youngest row in
 //! the background, and from the client that has at least two rows more than the one that waits.
 
@@ -30,12 +30,19 @@ impl Core {
         let now = self.now();
         // Rows that wait for memory, and the class that must wait for one of them.
         let (mut short, mut barrier) = (Vec::new(), None);
+        self.running.iter_mut().for_each(|row| row.raised = None);
+        // Rows whose prompt somebody else is computing the beginning of.
+        let mut following = Vec::new();
         // Clients that cannot have a slot: it depends on the client and its best class alone.
         let mut without = Vec::new();
         while self.engine.is_some() && short.len() < MAX_SHORT && without.len() < MAX_WITHOUT_SLOT {
-            let Some((order, level)) = self.next_waiting(&short, &without, now) else { break };
+            let Some((order, level)) = self.next_waiting(&[&short, &following], &without, now) else { break };
             if barrier.is_some_and(|barrier| level <= barrier) {
                 break;
+            }
+            if self.must_follow(order, level) {
+                following.push(order);
+                continue;
             }
             let full = self.running.len() >= self.settings.max_rows;
             let victim = if full { self.slot_for(order, level) } else { None };
@@ -73,12 +80,17 @@ impl Core {
     }
 
     /// The waiting row whose turn it is, and its class with age.
-    fn next_waiting(&self, short: &[u64], without: &[ClientId], now: Duration) -> Option<(u64, Priority)> {
+    fn next_waiting(
+        &self,
+        passed: &[&Vec<u64>],
+        without: &[ClientId],
+        now: Duration,
+    ) -> Option<(u64, Priority)> {
         let ageing = self.settings.ageing;
         let serial = self.running.iter().any(|row| row.placement.lane == Lane::Serial);
         self.waiting
             .iter()
-            .filter(|row| !row.is_parked() && !short.contains(&row.order))
+            .filter(|row| !row.is_parked() && !passed.iter().any(|passed| passed.contains(&row.order)))
             .filter(|row| !without.contains(&row.terms.client))
             .filter(|row| !(serial && row.placement.lane == Lane::Serial))
             .map(|row| row.candidate(now))
@@ -134,15 +146,7 @@ impl Core {
             now,
             &[("class", row.terms.priority.as_str().into())],
         );
-        if row.placement.prompt_cache {
-            let counter = if reused > 0 { &gauges.cache_hits } else { &gauges.cache_misses };
-            counter.up();
-            gauges.cache_hit_tokens.add(u64::from(reused));
-            trace.mark("cache.lookup_restore", now, &[("cachedTokens", reused.into())]);
-            if reused == 0 {
-                self.index.borrow_mut().miss();
-            }
-        }
+        self.explain_reuse(row, reused, now);
     }
 
     fn count_overtaken(&mut self, short: &[u64]) {

@@ -1,4 +1,4 @@
-//! The scheduler without an actor: rows, engine, prefix index, one step at a time.
+//! The scheduler without an actor: rows, engine, kept prefixes, one step at a time.
 //!
 //! Every row is in exactly one list: `waiting` (also paused ones, which keep their sequence),
 //! `running` (a sequence), `ending` (nothing left to compute, text left to send). Leaving the
@@ -22,7 +22,7 @@ use crate::actors::scheduler::plan::Limits;
 use crate::actors::scheduler::rate::QueueRate;
 use crate::actors::scheduler::recover::CrashState;
 use crate::actors::scheduler::row::{Flow, Row};
-use crate::cache::PrefixIndex;
+use crate::cache::{PrefixTree, Storage};
 use crate::config::Config;
 use crate::model::Engine;
 use crate::model::text::TextModel;
@@ -34,8 +34,8 @@ const PARKED_PAUSE: Duration = Duration::from_millis(5);
 /// The same while there is no engine: only clients that go away are looked for.
 const NO_ENGINE_PAUSE: Duration = Duration::from_millis(50);
 
-/// The prefix index as the two actors of the compute thread share it.
-pub(crate) type SharedIndex = Rc<RefCell<PrefixIndex<SequenceId>>>;
+/// The kept prefixes as the two actors of the compute thread share them.
+pub(crate) type SharedTree = Rc<RefCell<PrefixTree<SequenceId>>>;
 
 /// What a scheduler is told once.
 #[derive(Clone)]
@@ -47,6 +47,8 @@ pub(crate) struct Settings {
     /// A waiting request rises by a class after so long.
     pub(crate) ageing: Duration,
     pub(crate) switches: Switches,
+    /// Bytes that what is kept may take; unset: all that live rows leave.
+    pub(crate) cache_bytes: Option<u64>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) gauges: Arc<Gauges>,
     pub(crate) pulse: Arc<Pulse>,
@@ -65,9 +67,10 @@ impl Settings {
             stall_timeout: Duration::from_secs(config.scheduler.stall_timeout_s),
             ageing: Duration::from_secs(config.scheduler.ageing_s),
             switches: Switches {
-                prompt_cache: config.cache.enabled && config.cache.max_entries > 0,
+                prompt_cache: config.cache.enabled,
                 prompt_lookup: config.scheduler.prompt_lookup,
             },
+            cache_bytes: config.cache.memory_mib.map(|mib| mib.saturating_mul(1 << 20)),
             clock: Arc::clone(clock),
             gauges: Arc::clone(gauges),
             pulse: Arc::default(),
@@ -100,7 +103,7 @@ pub(crate) enum End {
 pub(crate) struct Core {
     pub(crate) settings: Settings,
     pub(crate) engine: Option<Box<dyn Engine>>,
-    pub(crate) index: SharedIndex,
+    pub(crate) tree: SharedTree,
     pub(crate) epoch: Epoch,
     pub(crate) waiting: Vec<Row>,
     pub(crate) running: Vec<Row>,
@@ -125,12 +128,12 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(settings: Settings, index: SharedIndex) -> Self {
+    pub(crate) fn new(settings: Settings, tree: SharedTree) -> Self {
         Self {
             shares: Shares::new(Arc::clone(&settings.gauges)),
             settings,
             engine: None,
-            index,
+            tree,
             epoch: Epoch(0),
             waiting: Vec::new(),
             running: Vec::new(),
@@ -151,7 +154,13 @@ impl Core {
 
     /// Takes an engine into service.
     pub(crate) fn attach(&mut self, engine: Box<dyn Engine>, text: Arc<TextModel>) {
-        self.epoch = engine.info().epoch;
+        let info = engine.info();
+        self.epoch = info.epoch;
+        self.tree.borrow_mut().set_storage(Storage {
+            block_tokens: info.kv_block_tokens,
+            shares: info.shares_prefixes,
+            trims: info.trims,
+        });
         self.engine = Some(engine);
         self.text = Some(text);
         self.publish();
@@ -315,7 +324,7 @@ impl Core {
         let rows = || self.waiting.iter().chain(&self.running).chain(&self.ending);
         let parked = rows().filter(|row| row.is_parked()).count();
         let paused = self.waiting.iter().filter(|row| row.sequence.is_some()).count();
-        let entries = self.index.borrow().statistics().entries;
+        let entries = self.tree.borrow().statistics().entries;
         self.shares.publish([
             self.running.len() as u64 + self.ending.len() as u64,
             (self.waiting.len() - paused) as u64,

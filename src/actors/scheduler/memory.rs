@@ -7,14 +7,9 @@
 //! row is admitted only where, by what is reserved, every other one can still grow by a block.
 
 use crate::actors::scheduler::core::{Core, End};
+use crate::actors::scheduler::reuse::LEAST_REUSE_TOKENS;
 use crate::actors::scheduler::row::Row;
-use crate::cache::Found;
 use crate::types::{EngineError, Failure, FailureReason, FinishReason, Priority, SequenceId};
-
-/// Shorter common beginnings are not worth a fork: every template begins alike.
-pub(crate) const LEAST_REUSE_TOKENS: u32 = 16;
-/// A cancelled row with so many tokens computed is kept for the client's next try.
-const KEEP_CANCELLED_TOKENS: u32 = 64;
 
 /// What became of a waiting row that wants to run.
 pub(crate) enum Opened {
@@ -49,22 +44,21 @@ impl Core {
         let Some(row) = self.waiting.iter().find(|row| row.order == order) else { return Ok(Opened::NotNow) };
         let (all, wanted, first_time) = (row.len(), row.reservation(), row.cached.is_none());
         let held = row.sequence.map(|sequence| (sequence, row.computed));
-        let found = match held {
-            Some(_) => None,
-            None => self.longest_prefix(row),
-        };
+        let lookup = held.is_none().then(|| self.look_up(row));
+        let found = lookup.and_then(|lookup| lookup.found);
         let alone = self.running.is_empty();
         if !alone && !self.could_fit(order, wanted, level) {
             return Ok(Opened::NotNow);
         }
-        if let Some(found) = found {
-            self.index.borrow_mut().touch(found.entry);
-        }
+        // Room for it must not be made by giving up what it goes on from.
+        let pinned = found.map(|found| found.node);
+        pinned.inspect(|node| self.tree.borrow_mut().pin(*node));
         let opened = match held {
-            Some(held) => Some(held),
-            None => self.open(found)?,
+            Some(held) => Ok(Some(held)),
+            None => self.open(found),
         };
-        let Some((sequence, reused)) = opened else { return Ok(Opened::NotNow) };
+        pinned.inspect(|node| self.tree.borrow_mut().unpin(*node));
+        let Some((sequence, reused)) = opened? else { return Ok(Opened::NotNow) };
         let from = if alone { Spare::Paused } else { Spare::Below(level) };
         let mut given = wanted;
         let mut room = self.reserve_taking(order, sequence, given, from)?;
@@ -73,7 +67,7 @@ impl Core {
             room = self.reserve_taking(order, sequence, given, from)?;
             if !room {
                 if held.is_none() {
-                    self.close_sequence(sequence);
+                    self.put_back(order, sequence, reused);
                 }
                 return Ok(Opened::Never);
             }
@@ -84,50 +78,18 @@ impl Core {
             }
             return Ok(Opened::NotNow);
         }
-        if let Some(found) = found.filter(|_| reused > 0 && first_time) {
-            self.index.borrow_mut().hit(found.entry, reused);
+        if let Some(found) = found.filter(|_| reused > 0) {
+            self.pin_for(order, found.node);
         }
-        Ok(Opened::Yes { sequence, reused, held: given })
-    }
-
-    fn longest_prefix(&self, row: &Row) -> Option<Found<SequenceId>> {
-        // One token at least must be computed, or there is nothing to sample from.
-        let reusable = row.tokens.get(..row.tokens.len().saturating_sub(1)).unwrap_or(&[]);
-        self.index.borrow().longest(reusable).filter(|found| found.length >= LEAST_REUSE_TOKENS)
-    }
-
-    /// Opens a sequence, with a prefix if there is one; `None` when memory is short even
-    /// for that.
-    fn open(
-        &mut self,
-        mut from: Option<Found<SequenceId>>,
-    ) -> Result<Option<(SequenceId, u32)>, EngineError> {
-        loop {
-            let Some(engine) = self.engine.as_mut() else { return Ok(None) };
-            match engine.open(from.map(|found| (found.payload, found.length))) {
-                Ok(sequence) => return Ok(Some((sequence, from.map_or(0, |found| found.length)))),
-                // The fork's own block is missing. Giving up the prefix frees more than any other.
-                Err(EngineError::KvFull { .. }) => match from.take() {
-                    Some(_) => continue,
-                    None if self.evict() => continue,
-                    None => return Ok(None),
-                },
-                Err(error @ (EngineError::UnknownSequence { .. } | EngineError::StaleEpoch { .. })) => {
-                    let Some(found) = from.take() else { return Err(error) };
-                    self.index.borrow_mut().forget(found.entry);
-                }
-                Err(error) => return Err(error),
+        if first_time {
+            if let Some(found) = found.filter(|_| reused > 0) {
+                self.tree.borrow_mut().hit(&found);
+            }
+            if let Some(row) = self.waiting.iter_mut().find(|row| row.order == order) {
+                row.reuse.found = lookup;
             }
         }
-    }
-
-    /// A waiting row cannot run yet. The prefix that it found is kept for its next try, also where
-    /// the finished row that it came from was given up on the way.
-    fn put_back(&mut self, order: u64, sequence: SequenceId, reused: u32) {
-        let row = self.waiting.iter().find(|row| row.order == order);
-        let prefix = row.and_then(|row| row.tokens.get(..reused as usize)).unwrap_or(&[]).to_vec();
-        let given_up = self.index.borrow_mut().insert(prefix, sequence);
-        given_up.into_iter().for_each(|sequence| self.close_sequence(sequence));
+        Ok(Opened::Yes { sequence, reused, held: given })
     }
 
     /// Whether giving up everything that may be given up for it could make room for the waiting row
@@ -138,13 +100,13 @@ impl Core {
         let (info, memory) = (engine.info(), engine.memory());
         let block = u64::from(info.kv_block_tokens.max(1));
         let blocks = |tokens: u32| u64::from(tokens).div_ceil(block);
-        let kept = self.index.borrow().statistics();
+        let kept = self.tree.borrow().blocks();
         let paused = |row: &&Row| row.sequence.is_some() && (row.order == order || below(row, level));
         let oldest = self.running.iter().map(|row| row.order).min();
         let preemptible = |row: &&Row| background(row, level) && Some(row.order) != oldest;
         let spared = self.waiting.iter().filter(paused).chain(self.running.iter().filter(preemptible));
         let taken: u64 = spared.map(|row| blocks(row.held)).sum();
-        let reclaimable = kept.tokens / block + kept.entries + taken;
+        let reclaimable = kept + taken;
         let growing = self.running.iter().filter(|row| row.may_grow()).count() as u64;
         let free = memory.kv_capacity_bytes.saturating_sub(memory.kv_used_bytes);
         let block_bytes = block * info.kv_bytes_per_token;
@@ -167,7 +129,11 @@ impl Core {
             match engine.reserve(sequence, tokens) {
                 Ok(()) => return Ok(true),
                 Err(EngineError::KvFull { .. }) => {
-                    if !self.evict() && !self.strip(order, from) && !self.preempt_for(from) {
+                    if !self.evict()
+                        && !self.strip(order, from)
+                        && !self.preempt_for(from)
+                        && !self.evict_pinned()
+                    {
                         return Ok(false);
                     }
                 }
@@ -214,6 +180,9 @@ impl Core {
             if let Some(victim) = victim {
                 self.memory_short = true;
                 self.set_back(victim);
+                continue;
+            }
+            if self.evict_pinned() {
                 continue;
             }
             if let Some(mut row) = self.take_running(order) {
@@ -293,59 +262,9 @@ impl Core {
         self.leave(row, End::Failed(Failure::new(FailureReason::OutOfMemory, message)));
     }
 
-    /// Keeps the row's sequence for later prompts, or closes it.
-    pub(crate) fn deposit(&mut self, row: &mut Row, end: &End) {
-        let least = match end {
-            End::Done(_) => LEAST_REUSE_TOKENS,
-            End::Cancelled => KEEP_CANCELLED_TOKENS,
-            End::Failed(_) => u32::MAX,
-        };
-        self.keep(row, least);
-    }
-
-    /// Keeps the row's sequence if it holds `least` tokens or more.
-    fn keep(&mut self, row: &mut Row, least: u32) {
-        if row.computed < least || !row.placement.prompt_cache {
-            return self.close(row);
-        }
-        let (Some(engine), Some(sequence)) = (self.engine.as_mut(), row.sequence) else { return };
-        // What was set aside for tokens that never came is given back.
-        if engine.truncate(sequence, row.computed).is_err() {
-            return self.close(row);
-        }
-        row.sequence = None;
-        let tokens = row.tokens.get(..row.computed as usize).unwrap_or(&[]).to_vec();
-        let given_up = self.index.borrow_mut().insert(tokens, sequence);
-        given_up.into_iter().for_each(|sequence| engine.close(sequence));
-    }
-
-    /// Gives the row's memory back.
-    pub(crate) fn close(&mut self, row: &mut Row) {
-        if let Some(sequence) = row.sequence.take() {
-            self.close_sequence(sequence);
-        }
-    }
-
-    /// Closes what the prompt cache gave up.
-    pub(crate) fn close_released(&mut self) {
-        let released = self.index.borrow_mut().take_released();
-        released.into_iter().for_each(|sequence| self.close_sequence(sequence));
-    }
-
     pub(crate) fn take_running(&mut self, order: u64) -> Option<Row> {
         let index = self.running.iter().position(|row| row.order == order)?;
         Some(self.running.remove(index))
-    }
-
-    pub(crate) fn evict(&mut self) -> bool {
-        let oldest = self.index.borrow_mut().evict();
-        oldest.map(|sequence| self.close_sequence(sequence)).is_some()
-    }
-
-    pub(crate) fn close_sequence(&mut self, sequence: SequenceId) {
-        if let Some(engine) = self.engine.as_mut() {
-            engine.close(sequence);
-        }
     }
 }
 

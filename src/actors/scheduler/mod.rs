@@ -27,6 +27,7 @@ pub(crate) mod plan;
 mod rate;
 mod recover;
 pub(crate) mod restart;
+mod reuse;
 pub(crate) mod row;
 mod step;
 pub(crate) mod stop;
@@ -42,7 +43,7 @@ use crate::actors::loader::{LoadJob, Loader};
 use crate::actors::messages::{
     Accepted, Admit, CloseReleased, Drain, Drained, EngineCondition, EngineState, Loaded, Reset, RunNative,
 };
-use crate::actors::scheduler::core::{Core, Progress, SharedIndex, panic_message};
+use crate::actors::scheduler::core::{Core, Progress, SharedTree, panic_message};
 use crate::actors::scheduler::native::{NativeJobs, Queued};
 use crate::actors::scheduler::recover::Fault;
 use crate::actors::scheduler::restart::{RestartBudget, RestartPolicy};
@@ -55,7 +56,7 @@ use crate::types::{EngineError, Epoch, Failure, FailureReason, Refusal};
 /// Everything a scheduler is made of, put together in the wiring.
 pub(crate) struct SchedulerParts {
     pub(crate) settings: core::Settings,
-    pub(crate) index: SharedIndex,
+    pub(crate) tree: SharedTree,
     pub(crate) turns: ComputeTurns,
     /// Index of the model in the instance.
     pub(crate) model: usize,
@@ -111,7 +112,7 @@ pub(crate) struct BatchScheduler {
 impl BatchScheduler {
     pub(crate) fn new(parts: SchedulerParts) -> Self {
         Self {
-            core: Core::new(parts.settings, parts.index),
+            core: Core::new(parts.settings, parts.tree),
             steps: parts.turns.lane(1.0),
             jobs: NativeJobs::default(),
             jobs_lane: parts.turns.lane(1.0),

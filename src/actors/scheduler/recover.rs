@@ -65,7 +65,7 @@ impl Core {
         self.under_way = None;
         // A broken engine may panic again on its way out.
         let _lost = catch_unwind(AssertUnwindSafe(move || drop(engine)));
-        self.index.borrow_mut().retain(|_| false);
+        self.tree.borrow_mut().forget_all();
         self.epoch = Epoch(self.epoch.0 + 1);
         let fault = self.suspect();
         let now = self.now();
@@ -108,7 +108,7 @@ impl Core {
                 target: fields::ENGINE, request_id = %row.ticket.id,
                 "this request breaks every step that it is in, also alone, and is given up"
             );
-            self.close(&mut row);
+            self.discard(&mut row);
             self.conclude(row, End::Failed(given_up()));
         }
         self.crash.blamed += 1;

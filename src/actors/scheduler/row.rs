@@ -15,6 +15,7 @@ use crate::actors::scheduler::fill::{Fill, MAX_SPAN, Policy, clamped};
 use crate::actors::scheduler::lookup::PromptLookup;
 use crate::actors::scheduler::placement::{HEADROOM_TOKENS, Placement};
 use crate::actors::scheduler::plan::Prefilling;
+use crate::actors::scheduler::reuse::Reuse;
 use crate::actors::scheduler::stop::StopMatcher;
 use crate::actors::stream::{EventSink, Sent};
 use crate::model::text::TextModel;
@@ -33,6 +34,7 @@ pub(crate) struct Row {
     pub(crate) ticket: Ticket,
     pub(crate) terms: Terms,
     pub(crate) placement: Placement,
+    pub(crate) reuse: Reuse,
     pub(crate) events: EventSink,
     /// Prompt, then output.
     pub(crate) tokens: Vec<TokenId>,
@@ -54,6 +56,8 @@ pub(crate) struct Row {
     pub(crate) passed_over: u32,
     /// Its class with the age that it had when it began to run.
     pub(crate) level: Priority,
+    /// The class of the most urgent row that waits for what it computes.
+    pub(crate) raised: Option<Priority>,
     /// Younger ones that were admitted because they needed less memory.
     pub(crate) overtaken: u32,
     /// Steps that broke with this row in them.
@@ -119,6 +123,8 @@ impl Row {
             terms,
             fill: fill.filter(|_| placement.fill).or_else(looked_up),
             placement,
+            reuse: Reuse::of(&prompt),
+            raised: None,
             events,
             overtaken: 0,
             crashes: 0,
@@ -203,7 +209,7 @@ impl Row {
         (!self.is_decoding()).then_some(Prefilling {
             owed,
             start,
-            level: level(self.terms.priority, age, ageing),
+            level: level(self.terms.priority, age, ageing).max(self.raised.unwrap_or(Priority::Background)),
             passed_over: self.passed_over,
         })
     }
@@ -332,6 +338,7 @@ impl Row {
     /// The row's memory is gone: it owes everything again.
     pub(crate) fn set_back(&mut self) {
         self.sequence = None;
+        self.reuse.pinned = None;
         (self.computed, self.held) = (0, 0);
         self.forget_ahead();
         self.drop_proposed();

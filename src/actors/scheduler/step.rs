@@ -125,9 +125,14 @@ impl Core {
         };
         let mut given = given.into_iter();
         let mut spans = Vec::new();
+        let trims = self.engine.as_ref().is_none_or(|engine| engine.info().trims);
         for row in self.running.iter_mut().filter(|row| takes_part(row)) {
             let prefill = !row.is_decoding();
             let tokens = if prefill { given.next().unwrap_or(0) } else { row.owed() };
+            // A state that cannot be cut back is kept where the next prompt leaves this one.
+            let before_stable = row.reuse.stable.saturating_sub(row.next());
+            let cuts = prefill && !trims && before_stable > 0;
+            let tokens = if cuts { tokens.min(before_stable) } else { tokens };
             if tokens == 0 {
                 row.passed_over = row.passed_over.saturating_add(u32::from(!quiet));
                 continue;
@@ -290,9 +295,15 @@ impl Core {
             row.ahead -= span.tokens;
             row.drawing -= u32::from(span.samples);
             match outcome {
-                RowOutcome::Advanced if !span.samples => self.advance(span.order, span.tokens),
+                RowOutcome::Advanced if !span.samples => {
+                    self.advance(span.order, span.tokens);
+                    self.publish_prefix(span.order);
+                }
                 RowOutcome::Sampled { token, .. } if span.samples && span.proposed == 0 => {
                     self.advance(span.order, span.tokens);
+                    if span.prefill {
+                        self.publish_prefix(span.order);
+                    }
                     self.accept(span.order, &[token]);
                 }
                 RowOutcome::Verified { tokens } if span.proposed > 0 && is_verified(span, &tokens) => {

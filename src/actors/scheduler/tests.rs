@@ -9,6 +9,7 @@ mod loops;
 mod memory;
 mod native;
 mod random;
+mod reuse;
 mod simulator;
 mod streams;
 mod turns;

@@ -63,6 +63,8 @@ impl FakeEngine {
             device: "scripted".into(),
             batches: script.batches,
             survives_panics: script.survives_panics,
+            shares_prefixes: true,
+            trims: script.trims,
         };
         Self {
             info,
@@ -277,6 +279,10 @@ impl Engine for FakeEngine {
                 let message = format!("{length} of {} tokens", source.tokens.len());
                 return Err(EngineError::InvalidPlan { message });
             };
+            if !self.info.trims && tokens.len() < source.tokens.len() {
+                let message = format!("a fork at {length} of a state of {} tokens", source.tokens.len());
+                return Err(EngineError::InvalidPlan { message });
+            }
             opened.tokens = tokens.to_vec();
             opened.blocks = source.blocks[..(length / self.info.kv_block_tokens) as usize].to_vec();
             // The tail is copied: a block with two owners is never written.
@@ -311,7 +317,9 @@ impl Engine for FakeEngine {
     }
 
     fn truncate(&mut self, sequence: SequenceId, tokens: u32) -> Result<(), EngineError> {
-        self.known(sequence)?;
+        if (tokens as usize) < self.known(sequence)?.tokens.len() && !self.info.trims {
+            return Err(EngineError::InvalidPlan { message: format!("cut back to {tokens}") });
+        }
         self.void(sequence);
         let keep = self.blocks_for(tokens);
         let mut freed = Vec::new();

@@ -147,6 +147,8 @@ impl PlainKv {
 }
 
 impl KvStore for PlainKv {
+    const SHARES_PREFIXES: bool = false;
+
     fn open(&mut self, from: Option<(SequenceId, u32)>) -> Result<SequenceId, EngineError> {
         let layers = vec![LayerState::default(); self.shape.layers];
         let mut sequence = Sequence { committed: 0, reserved: 0, layers };

@@ -12,7 +12,7 @@ use crate::actors::messages::Admit;
 use crate::actors::scheduler::core::{Core, Progress, Settings};
 use crate::actors::scheduler::fill::Fill;
 use crate::actors::stream::channel;
-use crate::cache::PrefixIndex;
+use crate::cache::PrefixTree;
 use crate::config::Config;
 use crate::model::fake::{FakeModel, Script};
 use crate::observe::Gauges;
@@ -60,6 +60,8 @@ pub(super) struct Ask {
     pub(super) stop: Vec<String>,
     pub(super) slots: usize,
     pub(super) terms: Terms,
+    pub(super) salt: Option<String>,
+    pub(super) stable: u32,
 }
 
 impl Ask {
@@ -69,7 +71,8 @@ impl Ask {
     }
 
     pub(super) fn new(prompt: &str, max_new: u32) -> Self {
-        Self { prompt: prompt.into(), max_new, stop: Vec::new(), slots: 64, terms: Terms::default() }
+        let (terms, stop) = (Terms::default(), Vec::new());
+        Self { prompt: prompt.into(), max_new, stop, slots: 64, terms, salt: None, stable: 0 }
     }
 }
 
@@ -97,9 +100,8 @@ impl Bench {
         let gauges = Arc::new(Gauges::default());
         let shared: Arc<dyn Clock> = clock.clone();
         let settings = Settings::new("fake", &config, &shared, &gauges);
-        let entries = if config.cache.enabled { config.cache.max_entries } else { 0 };
         let model = FakeModel::new("fake", script);
-        let mut core = Core::new(settings, Rc::new(RefCell::new(PrefixIndex::new(entries))));
+        let mut core = Core::new(settings, Rc::new(RefCell::new(PrefixTree::new(config.cache.enabled))));
         core.attach(model.engine(Epoch(0)), model.text());
         let live = LiveCount::default();
         let office = TicketOffice::new(10_000, live.clone());
@@ -120,6 +122,11 @@ impl Bench {
             sampling: Arc::new(SamplingParams::greedy()),
             stop: StopRules { strings: ask.stop.clone(), tokens: vec![TokenId(257)] },
             max_new_tokens: ask.max_new,
+            stable: ask.stable,
+            breakpoints: Vec::new(),
+            stripped: 0,
+            session: None,
+            salt: ask.salt.clone(),
         };
         let fill = self.next_fill.take();
         self.core.enqueue(Admit { ticket, terms: ask.terms.clone(), prompt, fill, events })?;
@@ -181,7 +188,7 @@ impl Bench {
         for level in [&self.gauges.rows_running, &self.gauges.rows_waiting, &self.gauges.rows_parked] {
             assert_eq!(level.get(), 0);
         }
-        self.core.index.borrow_mut().release_all();
+        self.core.tree.borrow_mut().release_all();
         assert_eq!(self.core.step(None), Progress::Idle);
         assert_eq!(self.core.engine.as_ref().unwrap().memory().kv_used_bytes, 0);
         assert_eq!(self.gauges.cache_entries.get(), 0);

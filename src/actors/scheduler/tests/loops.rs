@@ -14,7 +14,7 @@ use crate::actors::scheduler::core::Settings;
 use crate::actors::scheduler::restart::RestartPolicy;
 use crate::actors::scheduler::{BatchScheduler, Loop, SchedulerParts};
 use crate::actors::turns::ComputeTurns;
-use crate::cache::PrefixIndex;
+use crate::cache::PrefixTree;
 use crate::config::Config;
 use crate::model::fake::{FakeModel, Script};
 use crate::types::{Clock, ManualClock};
@@ -25,7 +25,7 @@ pub(super) fn parts(clock: &Arc<ManualClock>) -> SchedulerParts {
     SchedulerParts {
         settings: Settings::new("fake", &Config::default(), &shared, &Arc::default()),
         turns: ComputeTurns::new(clock.clone()),
-        index: Rc::new(RefCell::new(PrefixIndex::new(0))),
+        tree: Rc::new(RefCell::new(PrefixTree::new(false))),
         model: 0,
         source: Arc::new(FakeModel::new("fake", Script::new())),
         loader: Loader::start().unwrap().0,

@@ -64,7 +64,7 @@ fn kept_rows_make_room_for_live_ones() {
         bench.finish();
         assert_eq!(bench.clients[client].text, alone(&ask).0);
     }
-    assert!(bench.core.index.borrow().statistics().evicted > 0);
+    assert!(bench.core.tree.borrow().statistics().evicted > 0);
     bench.check_empty();
 }
 
@@ -82,7 +82,7 @@ fn a_row_that_must_wait_keeps_the_prefix_that_it_waits_for() {
     let client = bench.submit(&next);
     bench.step();
     assert_eq!(bench.core.waiting.len(), 1, "ten blocks do not go beside three");
-    assert_eq!(bench.core.index.borrow().statistics().entries, 1);
+    assert_eq!(bench.core.tree.borrow().statistics().entries, 1);
     bench.finish();
     assert_eq!(bench.clients[client].done().unwrap().1.cached_tokens as usize, kept.len());
     assert_eq!(bench.clients[client].text, "yes");
@@ -98,7 +98,7 @@ fn a_prefix_outlives_the_rows_that_were_given_up_in_vain() {
         bench.submit(&Ask::new(&format!("{common}{tail}"), 5));
         bench.finish();
     }
-    assert_eq!(bench.core.index.borrow().statistics().entries, 2);
+    assert_eq!(bench.core.tree.borrow().statistics().entries, 2);
     bench.submit(&Ask::new("small", 30));
     bench.step();
     let next = Ask::new(&format!("{common}{}", "n".repeat(105)), 5);
@@ -194,7 +194,7 @@ fn a_prompt_beyond_all_memory_is_refused_at_once_and_costs_nobody_anything() {
     assert_eq!((need.0, have.0), (13 * 16 * 64, 12 * 16 * 64));
     let fits = bench.submit(&Ask::new(&"q".repeat(191), 1));
     bench.step();
-    assert_eq!(bench.core.index.borrow().statistics().entries, 1, "what is kept stays kept");
+    assert_eq!(bench.core.tree.borrow().statistics().entries, 1, "what is kept stays kept");
     bench.finish();
     assert_eq!(bench.clients[other].text, alone(&running).0);
     assert!(bench.clients[fits].done().is_some());

@@ -118,6 +118,11 @@ impl World {
             sampling: Arc::new(SamplingParams::greedy()),
             stop: StopRules::default(),
             max_new_tokens: max_new,
+            stable: 0,
+            breakpoints: Vec::new(),
+            stripped: 0,
+            session: None,
+            salt: None,
         };
         let admit = Admit { ticket: self.ticket(), terms: Terms::default(), prompt, fill: None, events };
         assert!(self.scheduler.send(admit).await.unwrap().is_ok());

@@ -71,7 +71,7 @@ fn apply(bench: &mut Bench, op: Op, asks: &mut Vec<Ask>) {
         Op::Cancel(which) if count > 0 => bench.clients[which.index(count)].rx = None,
         Op::Read(which) if count > 0 => bench.clients[which.index(count)].read(),
         Op::Wait(time) => bench.clock.advance(seconds(time)),
-        Op::Clear => bench.core.index.borrow_mut().release_all(),
+        Op::Clear => bench.core.tree.borrow_mut().release_all(),
         Op::Cancel(_) | Op::Read(_) => {}
     }
 }
@@ -96,7 +96,7 @@ proptest! {
             config.scheduler.max_chunk_tokens = chunk;
             config.scheduler.stall_timeout_s = 60;
             config.cache.enabled = cached;
-            config.cache.max_entries = 4;
+            config.cache.memory_mib = Some(1);
         });
         let mut asks = Vec::new();
         for op in ops {

@@ -190,6 +190,8 @@ fn invalid(message: String) -> EngineError {
 }
 
 impl KvStore for CpuKv {
+    const SHARES_PREFIXES: bool = true;
+
     fn open(&mut self, from: Option<(SequenceId, u32)>) -> Result<SequenceId, EngineError> {
         let mut opened = Sequence::default();
         if let Some((source, tokens)) = from {

@@ -275,6 +275,8 @@ fn capacity_for(tokens: u32) -> u32 {
 }
 
 impl KvStore for MlxKv {
+    const SHARES_PREFIXES: bool = false;
+
     fn open(&mut self, from: Option<(SequenceId, u32)>) -> Result<SequenceId, EngineError> {
         let mut sequence = Sequence::default();
         if let Some((source, tokens)) = from {
