@@ -3,6 +3,7 @@
 //!
 //! Unlike the scripted engine of the tests it looks at no prompt, so its time does not grow with a sequence.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -73,6 +74,7 @@ impl PreparedEngine for Prepared {
             device: "none".into(),
             batches: true,
             pipelined: false,
+            kv_format: "none".into(),
             survives_panics: true,
             shares_prefixes: true,
             trims: true,
@@ -112,6 +114,14 @@ impl Engine for InstantEngine {
     }
 
     fn close(&mut self, _: SequenceId) {}
+
+    fn export(&mut self, _: SequenceId, _: Range<u32>) -> Result<Vec<u8>, EngineError> {
+        Ok(Vec::new())
+    }
+
+    fn import(&mut self, _: SequenceId, _: Range<u32>, _: &[u8]) -> Result<(), EngineError> {
+        Ok(())
+    }
 
     fn submit(&mut self, plan: &StepPlan<'_>) -> Result<StepHandle, EngineError> {
         let outcome = |want: &Want<'_>| match want {

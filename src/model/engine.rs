@@ -7,6 +7,7 @@
 //! only write beyond the committed length.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::ops::Range;
 
 use crate::model::families::{Decoder, DecoderFacts, PackedDecoder};
 use crate::model::ops::{KvStore, Logits, Ops, StartOps, Step, StepRow};
@@ -74,6 +75,7 @@ impl<O: Ops> DecoderEngine<O> {
             kv_block_tokens: stats.block_tokens,
             pipelined: O::OVERLAPS,
             numerics_id: ops.numerics_id(),
+            kv_format: kv.format(),
             device: ops.device(),
             batches: true,
             survives_panics: O::SURVIVES_PANICS,
@@ -296,6 +298,20 @@ impl<O: Ops> Engine for DecoderEngine<O> {
         self.kv.close(sequence);
         self.void(sequence);
         self.rooms.remove(&sequence);
+    }
+
+    fn export(&mut self, sequence: SequenceId, range: Range<u32>) -> Result<Vec<u8>, EngineError> {
+        self.kv.export(sequence, range)
+    }
+
+    fn import(&mut self, sequence: SequenceId, range: Range<u32>, bytes: &[u8]) -> Result<(), EngineError> {
+        let (end, committed) = (range.end, self.kv.len(sequence)?);
+        if range.start != committed {
+            let message = format!("a piece from {} on, the sequence holds {committed} tokens", range.start);
+            return Err(EngineError::InvalidPlan { message });
+        }
+        self.kv.import(sequence, range, bytes)?;
+        self.kv.commit(sequence, end)
     }
 
     fn submit(&mut self, plan: &StepPlan<'_>) -> Result<StepHandle, EngineError> {

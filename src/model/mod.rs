@@ -8,6 +8,7 @@
 //!
 //! This layer does not know actors, HTTP or the prompt cache.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::model::text::TextModel;
@@ -146,6 +147,8 @@ pub struct EngineInfo {
     /// Everything that changes bits: backend, kernel version, activation mode, key-value type. Not the
     /// CPU's instruction set: all paths give the same bits.
     pub numerics_id: String,
+    /// How keys and values are laid out in [`Engine::export`]'s bytes: model shape, layout, type.
+    pub kv_format: String,
     /// The device in words, for people.
     pub device: String,
     /// Whether several rows can share a step. If not, rows run one at a time.
@@ -203,6 +206,23 @@ pub trait Engine {
 
     /// Gives the sequence's memory back. Unknown or stale sequences are ignored.
     fn close(&mut self, sequence: SequenceId);
+
+    /// Committed keys and values as they are stored, layer by layer, for a tier outside: bytes that
+    /// mean nothing to anybody but an engine with the same [`EngineInfo::kv_format`]. A piece lies
+    /// between two multiples of [`ops::EXPORT_TOKENS`]. Copies; about a millisecond a piece.
+    ///
+    /// # Errors
+    /// `UnknownSequence`, `StaleEpoch`; `InvalidPlan` for a range that is no such piece or not
+    /// committed; `Device`.
+    fn export(&mut self, sequence: SequenceId, range: Range<u32>) -> Result<Vec<u8>, EngineError>;
+
+    /// Takes in what [`Engine::export`] gave for the same tokens and range, right behind the
+    /// committed ones, and commits it. Room must have been reserved.
+    ///
+    /// # Errors
+    /// As for `export`; `InvalidPlan` where room is missing, the range does not follow, or the bytes
+    /// are not as many as they must be.
+    fn import(&mut self, sequence: SequenceId, range: Range<u32>, bytes: &[u8]) -> Result<(), EngineError>;
 
     /// Starts a step. Room must have been reserved.
     ///

@@ -8,6 +8,8 @@
 //! Activations are `[tokens, width]`, all rows of a step packed; only
 //! [`Ops::attend`] looks at rows.
 
+use std::ops::Range;
+
 use crate::model::load::HostTensor;
 use crate::types::{EngineError, LoadError, SequenceId, TokenId};
 
@@ -140,6 +142,27 @@ pub struct KvShape {
     pub head_dim: usize,
 }
 
+/// Keys and values leave a store in pieces that do not cross a multiple of so many tokens.
+pub const EXPORT_TOKENS: u32 = 64;
+
+/// Checks a piece's range; `committed` is where it must end at the latest.
+pub(crate) fn check_piece(range: &Range<u32>, most: u32) -> Result<(), EngineError> {
+    let Range { start, end } = *range;
+    if start < end && end <= most && start / EXPORT_TOKENS == (end - 1) / EXPORT_TOKENS {
+        return Ok(());
+    }
+    let message = format!("{start}..{end} is no piece of a sequence of {most} tokens");
+    Err(EngineError::InvalidPlan { message })
+}
+
+/// Checks a piece's length in bytes.
+pub(crate) fn check_bytes(have: usize, needed: usize) -> Result<(), EngineError> {
+    if have == needed {
+        return Ok(());
+    }
+    Err(EngineError::InvalidPlan { message: format!("a piece of {have} bytes, it must have {needed}") })
+}
+
 /// Key-value memory, bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct KvStats {
@@ -201,6 +224,23 @@ pub trait KvStore {
 
     /// Gives everything back; unknown sequences are ignored.
     fn close(&mut self, sequence: SequenceId);
+
+    /// Committed keys and values as they are stored, see [`crate::model::Engine::export`].
+    ///
+    /// # Errors
+    /// `UnknownSequence`, `StaleEpoch`; `InvalidPlan` for a range that is empty, not committed, or
+    /// crosses a multiple of [`EXPORT_TOKENS`]; `Device`.
+    fn export(&self, sequence: SequenceId, range: Range<u32>) -> Result<Vec<u8>, EngineError>;
+
+    /// Writes what [`KvStore::export`] gave behind the committed tokens; it counts once committed.
+    ///
+    /// # Errors
+    /// As for `export`; `InvalidPlan` where room is missing, or the bytes are not as many as they
+    /// must be.
+    fn import(&mut self, sequence: SequenceId, range: Range<u32>, bytes: &[u8]) -> Result<(), EngineError>;
+
+    /// How [`KvStore::export`] lays bytes out, in words that differ where bytes do.
+    fn format(&self) -> String;
 
     /// Memory now.
     fn stats(&self) -> KvStats;

@@ -1,3 +1,5 @@
+//! The tree beside whole prompts looked at one by one, and each of its rules.
+
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;

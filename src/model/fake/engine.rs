@@ -1,11 +1,13 @@
 //! The scripted engine itself: blocks, sequences, steps.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::control::FakeControl;
 use super::{Fault, Reply, Script};
 use crate::model::engine::{draws_on_device, is_best_token};
+use crate::model::ops::{check_bytes, check_piece};
 use crate::model::text::TextModel;
 use crate::model::{
     Engine, EngineInfo, EngineMemory, PREVIOUS, RowOutcome, StepHandle, StepOutcome, StepPlan, Want,
@@ -60,6 +62,7 @@ impl FakeEngine {
             kv_block_tokens: script.block_tokens,
             pipelined: script.overlaps,
             numerics_id: "fake".into(),
+            kv_format: "tokens".into(),
             device: "scripted".into(),
             batches: script.batches,
             survives_panics: script.survives_panics,
@@ -339,6 +342,28 @@ impl Engine for FakeEngine {
             self.drawn.remove(&sequence.number);
             self.release(closed.blocks);
         }
+    }
+
+    /// The tokens themselves, so that wrong bytes give other answers.
+    fn export(&mut self, sequence: SequenceId, range: Range<u32>) -> Result<Vec<u8>, EngineError> {
+        let sequence = self.known(sequence)?;
+        check_piece(&range, sequence.tokens.len() as u32)?;
+        let tokens = &sequence.tokens[range.start as usize..range.end as usize];
+        Ok(tokens.iter().flat_map(|token| token.0.to_le_bytes()).collect())
+    }
+
+    fn import(&mut self, sequence: SequenceId, range: Range<u32>, bytes: &[u8]) -> Result<(), EngineError> {
+        let known = self.known(sequence)?;
+        check_piece(&range, known.blocks.len() as u32 * self.info.kv_block_tokens)?;
+        check_bytes(bytes.len(), 4 * range.len())?;
+        if range.start as usize != known.tokens.len() {
+            return Err(EngineError::InvalidPlan { message: "the piece does not follow".into() });
+        }
+        let tokens = bytes.as_chunks::<4>().0.iter().map(|token| TokenId(u32::from_le_bytes(*token)));
+        if let Some(sequence) = self.sequences.get_mut(&sequence.number) {
+            sequence.tokens.extend(tokens);
+        }
+        Ok(())
     }
 
     fn submit(&mut self, plan: &StepPlan<'_>) -> Result<StepHandle, EngineError> {

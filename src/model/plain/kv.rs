@@ -4,8 +4,9 @@
 //! kept all the same, so that tests can run out of it.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-use crate::model::ops::{KvShape, KvStats, KvStore, LayerId, StartOps};
+use crate::model::ops::{KvShape, KvStats, KvStore, LayerId, StartOps, check_bytes, check_piece};
 use crate::types::{EngineError, Epoch, SequenceId};
 
 /// Keys and values of one sequence in one layer, `[positions][kv_heads · head_dim]`.
@@ -212,6 +213,32 @@ impl KvStore for PlainKv {
         if sequence.epoch == self.epoch {
             self.sequences.remove(&sequence.number);
         }
+    }
+
+    fn export(&self, sequence: SequenceId, range: Range<u32>) -> Result<Vec<u8>, EngineError> {
+        let state = self.get(sequence)?;
+        check_piece(&range, state.committed)?;
+        let at = range.start as usize * self.width()..range.end as usize * self.width();
+        let sides = state.layers.iter().flat_map(|layer| [&layer.keys, &layer.values]);
+        Ok(sides.flat_map(|side| &side[at.clone()]).flat_map(|value| value.to_le_bytes()).collect())
+    }
+
+    fn import(&mut self, sequence: SequenceId, range: Range<u32>, bytes: &[u8]) -> Result<(), EngineError> {
+        let width = self.width();
+        check_bytes(bytes.len(), range.len() * self.bytes_per_token() as usize)?;
+        let state = self.get_mut(sequence)?;
+        check_piece(&range, state.reserved)?;
+        let at = range.start as usize * width..range.end as usize * width;
+        let (values, _) = bytes.as_chunks::<4>();
+        let mut values = values.iter().map(|value| f32::from_le_bytes(*value));
+        for side in state.layers.iter_mut().flat_map(|layer| [&mut layer.keys, &mut layer.values]) {
+            side[at.clone()].iter_mut().zip(&mut values).for_each(|(into, value)| *into = value);
+        }
+        Ok(())
+    }
+
+    fn format(&self) -> String {
+        format!("plain-1 {:?}", self.shape)
     }
 
     fn stats(&self) -> KvStats {

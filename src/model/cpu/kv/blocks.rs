@@ -3,6 +3,8 @@
 //! Knows no sequences. A block: for each layer, for each head, keys `[head_dim][64]`
 //! (a lane is a key), then values `[64][value_width]` (a lane is a dimension).
 
+use std::ops::Range;
+
 use half::f16;
 
 use crate::config::KvType;
@@ -60,6 +62,11 @@ impl BlockLayout {
     /// Bytes of one head's keys and values in a block.
     pub(in crate::model::cpu) fn head_bytes(&self) -> usize {
         self.head_elements() * self.element_bytes()
+    }
+
+    /// Bytes of a token, all layers.
+    pub(super) fn token_bytes(&self) -> usize {
+        self.layers * self.kv_heads * (self.head_dim + self.value_width) * self.element_bytes()
     }
 
     /// Bytes of a block.
@@ -292,6 +299,55 @@ impl BlockPool {
         *owners -= 1;
         if *owners == 0 {
             self.idle.push(block);
+        }
+    }
+
+    /// Copies tokens of a block: for each layer, for each head, keys `[head_dim][slots]`, then values
+    /// `[slots][value_width]`.
+    pub(super) fn export(&self, block: BlockId, slots: Range<usize>) -> Vec<u8> {
+        let mut bytes = vec![0; slots.len() * self.layout.token_bytes()];
+        let mut rest = bytes.as_mut_slice();
+        self.each_run(block, &slots, |run, length| {
+            let (into, after) = std::mem::take(&mut rest).split_at_mut(length);
+            // SAFETY: `each_run` gives runs inside the block, which nobody writes while `self` is
+            // borrowed; the vector has room for all of them together.
+            unsafe { std::ptr::copy_nonoverlapping(run, into.as_mut_ptr(), length) };
+            rest = after;
+        });
+        bytes
+    }
+
+    /// Writes what [`BlockPool::export`] gave for as many slots. The block must have one owner.
+    pub(super) fn import(&mut self, block: BlockId, slots: Range<usize>, bytes: &[u8]) {
+        debug_assert_eq!(bytes.len(), slots.len() * self.layout.token_bytes(), "checked by the caller");
+        let mut rest = bytes;
+        self.each_run(block, &slots, |run, length| {
+            let (from, after) = rest.split_at(length);
+            // SAFETY: as in `export`; `&mut self` keeps readers out.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), run, length) };
+            rest = after;
+        });
+    }
+
+    /// The runs of memory that hold these slots of a block, in the order of [`BlockPool::export`].
+    fn each_run(&self, block: BlockId, slots: &Range<usize>, mut run: impl FnMut(*mut u8, usize)) {
+        let layout = self.layout;
+        let (memory, element) = (self.memory(block), layout.element_bytes());
+        let is_whole = slots.len() == BLOCK_TOKENS;
+        for layer in 0..layout.layers {
+            for head in 0..layout.kv_heads {
+                let place = layout.place(memory, layer, head);
+                if is_whole {
+                    run(place.keys(), layout.head_bytes());
+                    continue;
+                }
+                for i in 0..layout.head_dim {
+                    let key = (i * BLOCK_TOKENS + slots.start) * element;
+                    run(place.keys().wrapping_add(key), slots.len() * element);
+                }
+                let width = layout.value_width * element;
+                run(place.values().wrapping_add(slots.start * width), slots.len() * width);
+            }
         }
     }
 

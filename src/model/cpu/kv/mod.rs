@@ -7,10 +7,11 @@
 //! nothing to undo.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use super::simd::SimdPath;
 use crate::config::KvType;
-use crate::model::ops::{KvStats, KvStore, LayerId, StartOps};
+use crate::model::ops::{EXPORT_TOKENS, KvStats, KvStore, LayerId, StartOps, check_bytes, check_piece};
 use crate::types::{EngineError, Epoch, SequenceId};
 
 mod blocks;
@@ -18,6 +19,8 @@ mod blocks;
 pub use blocks::{BLOCK_TOKENS, BlockLayout};
 
 use blocks::{BlockId, BlockPool};
+
+const _: () = assert!(BLOCK_TOKENS == EXPORT_TOKENS as usize, "a piece lies in one block");
 
 #[derive(Debug, Default)]
 struct Sequence {
@@ -185,6 +188,13 @@ impl CpuKv {
     }
 }
 
+/// The block that a piece lies in, and where.
+fn in_block(range: &Range<u32>) -> (usize, Range<usize>) {
+    let (start, len) = (range.start as usize, range.len());
+    let first = start % BLOCK_TOKENS;
+    (start / BLOCK_TOKENS, first..first + len)
+}
+
 fn invalid(message: String) -> EngineError {
     EngineError::InvalidPlan { message }
 }
@@ -298,6 +308,32 @@ impl KvStore for CpuKv {
         {
             self.release(sequence.blocks);
         }
+    }
+
+    fn export(&self, id: SequenceId, range: Range<u32>) -> Result<Vec<u8>, EngineError> {
+        let sequence = self.sequence(id)?;
+        check_piece(&range, sequence.committed as u32)?;
+        let (block, slots) = in_block(&range);
+        Ok(self.pool.export(sequence.blocks[block], slots))
+    }
+
+    fn import(&mut self, id: SequenceId, range: Range<u32>, bytes: &[u8]) -> Result<(), EngineError> {
+        let sequence = self.sequence(id)?;
+        let (committed, blocks) = (sequence.committed, sequence.blocks.len());
+        check_piece(&range, (blocks * BLOCK_TOKENS) as u32)?;
+        check_bytes(bytes.len(), range.len() * self.pool.layout().token_bytes())?;
+        // Sees to it that the block is the sequence's alone.
+        let mut view = Vec::new();
+        self.view(id, committed, range.end as usize - committed.min(range.end as usize), &mut view)?;
+        let (block, slots) = in_block(&range);
+        let block = self.sequence(id)?.blocks[block];
+        self.pool.import(block, slots, bytes);
+        Ok(())
+    }
+
+    fn format(&self) -> String {
+        let BlockLayout { layers, kv_heads, head_dim, value_width, kind } = *self.layout();
+        format!("cpu-blocks-1 {layers}x{kv_heads}x{head_dim}/{value_width} {kind:?}")
     }
 
     fn stats(&self) -> KvStats {

@@ -155,7 +155,7 @@ impl MlxKv {
         let mut slab_copies = 0;
         for layer in 0..self.shape.layers {
             if tokens > 0 {
-                let [keys, values] = self.slab(from.slab)?.copy_out(layer, from.slot, tokens)?;
+                let [keys, values] = self.slab(from.slab)?.copy_out(layer, from.slot, 0..tokens)?;
                 self.slab_mut(to.slab)?.write(layer, to.slot, 0, [&keys, &values])?;
             }
             let slab = self.slab_mut(to.slab)?;

@@ -17,9 +17,9 @@ use std::rc::Rc;
 
 use mlx_rs::Array;
 
-use super::MlxType;
-use super::native::StreamLease;
-use crate::model::ops::{KvShape, KvStats, KvStore, LayerId, StartOps};
+use super::native::{StreamLease, array_from_vec};
+use super::{MlxType, dim};
+use crate::model::ops::{KvShape, KvStats, KvStore, LayerId, StartOps, check_bytes, check_piece};
 use crate::types::{EngineError, Epoch, SequenceId};
 
 mod homes;
@@ -254,6 +254,39 @@ impl MlxKv {
     }
 }
 
+/// Appends an array's values as they are stored.
+fn append_bytes(array: &Array, kind: MlxType, into: &mut Vec<u8>) -> Result<(), EngineError> {
+    let failed = |error: mlx_rs::error::AsSliceError| EngineError::Device { message: error.to_string() };
+    match kind {
+        MlxType::F32 => {
+            let values = array.try_as_slice::<f32>().map_err(failed)?;
+            into.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        }
+        MlxType::F16 => {
+            let values = array.try_as_slice::<half::f16>().map_err(failed)?;
+            into.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        }
+        MlxType::BF16 => {
+            let values = array.try_as_slice::<half::bf16>().map_err(failed)?;
+            into.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        }
+    }
+    Ok(())
+}
+
+fn array_of_bytes(bytes: &[u8], kind: MlxType, shape: &[i32]) -> Result<Array, EngineError> {
+    match kind {
+        MlxType::F32 => {
+            let values = bytes.as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value));
+            array_from_vec(values.collect(), shape, kind.dtype())
+        }
+        MlxType::F16 | MlxType::BF16 => {
+            let values = bytes.as_chunks::<2>().0.iter().map(|value| u16::from_le_bytes(*value));
+            array_from_vec::<u16>(values.collect(), shape, kind.dtype())
+        }
+    }
+}
+
 fn no_slab(id: u64) -> EngineError {
     EngineError::InvalidPlan { message: format!("there is no slab {id}") }
 }
@@ -379,6 +412,41 @@ impl KvStore for MlxKv {
         {
             self.release(home);
         }
+    }
+
+    fn export(&self, id: SequenceId, range: Range<u32>) -> Result<Vec<u8>, EngineError> {
+        let Sequence { len, home } = self.get(id)?;
+        check_piece(&range, len)?;
+        let Some(home) = home else { return Err(no_slab(0)) };
+        let slab = self.slab(home.slab)?;
+        let mut bytes = Vec::with_capacity(range.len() * self.bytes_per_token() as usize);
+        for layer in 0..self.shape.layers {
+            for side in slab.copy_out(layer, home.slot, range.clone())? {
+                append_bytes(&side, self.kind, &mut bytes)?;
+            }
+        }
+        Ok(bytes)
+    }
+
+    fn import(&mut self, id: SequenceId, range: Range<u32>, bytes: &[u8]) -> Result<(), EngineError> {
+        check_piece(&range, u32::MAX)?;
+        check_bytes(bytes.len(), range.len() * self.bytes_per_token() as usize)?;
+        let place = self.place(id, range.start, range.len() as u32)?;
+        let KvShape { layers, kv_heads, head_dim } = self.shape;
+        let shape = [1, dim(kv_heads)?, dim(range.len())?, dim(head_dim)?];
+        let side = bytes.len() / (2 * layers.max(1));
+        for (layer, both) in bytes.chunks_exact(2 * side).enumerate() {
+            let keys = array_of_bytes(&both[..side], self.kind, &shape)?;
+            let values = array_of_bytes(&both[side..], self.kind, &shape)?;
+            self.write(&place, LayerId(layer), range.start, [&keys, &values])?;
+            self.finish(&place, LayerId(layer))?;
+        }
+        Ok(())
+    }
+
+    fn format(&self) -> String {
+        let KvShape { layers, kv_heads, head_dim } = self.shape;
+        format!("mlx-slabs-1 {layers}x{kv_heads}x{head_dim} {:?}", self.kind)
     }
 
     fn stats(&self) -> KvStats {

@@ -106,13 +106,13 @@ impl Slab {
         Ok(copied)
     }
 
-    /// A copy of a slot's first positions in one layer, evaluated: nothing of it points here.
+    /// A copy of some of a slot's positions in one layer, evaluated: nothing of it points here.
     ///
     /// # Errors
     /// `Device`; `InvalidPlan` for a layer that there is not.
-    pub fn copy_out(&self, layer: usize, slot: usize, tokens: u32) -> Result<Sides, EngineError> {
+    pub fn copy_out(&self, layer: usize, slot: usize, range: Range<u32>) -> Result<Sides, EngineError> {
         let sides = self.sides(layer)?;
-        let own = |array: &Array| part(array, slot..slot + 1, 0..tokens).and_then(|view| owned(&view));
+        let own = |array: &Array| part(array, slot..slot + 1, range.clone()).and_then(|view| owned(&view));
         let copies = [own(&sides[0])?, own(&sides[1])?];
         evaluate(copies.iter(), true)?;
         Ok(copies)
