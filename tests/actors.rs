@@ -7,6 +7,8 @@
 
 #[path = "actors/cancellation.rs"]
 mod cancellation;
+#[path = "actors/disk.rs"]
+mod disk;
 #[path = "actors/drain.rs"]
 mod drain;
 #[path = "actors/failures.rs"]

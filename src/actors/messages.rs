@@ -4,18 +4,24 @@
 //! tokens (a bounded channel), cancellation (a dropped receiver), liveness and
 //! metrics (atomics), configuration.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use actix::Message;
 use tokio::sync::mpsc;
 
+use crate::actors::scheduler::disk::{DiskOrder, ReadId, ReadPieces};
 use crate::actors::scheduler::fill::Fill;
 use crate::actors::scheduler::native::NativeJob;
 use crate::actors::stream::EventSink;
+use crate::cache::Namespace;
+use crate::cache::ssd::{ScanReport, SegmentHead, SegmentId};
 use crate::model::LoadedModel;
 use crate::model::text::TextModel;
-use crate::types::{ChatEvent, ChatRequest, Epoch, PreparedPrompt, Refusal, RequestId, Terms, Ticket};
+use crate::types::{
+    ChatEvent, ChatRequest, Epoch, PreparedPrompt, Refusal, RequestId, Terms, Ticket, TokenId,
+};
 
 /// Asks for an answer. From an HTTP handler, or a host's own actor, to the gateway.
 ///
@@ -148,12 +154,13 @@ pub(crate) enum EngineCondition {
 
 /// A model's engine has a new life; everything of older ones is void. From the
 /// scheduler to the prompt cache, one an epoch.
-#[derive(Message, Clone, Copy, Debug)]
+#[derive(Message, Clone, Debug)]
 #[rtype(result = "()")]
 pub(crate) struct Reset {
     /// Index of the model in the instance.
     pub(crate) model: usize,
-    pub(crate) epoch: Epoch,
+    /// What the state of this engine is called on disk, where there is such a tier.
+    pub(crate) namespace: Option<Arc<str>>,
 }
 
 /// The prompt cache gave rows up: close their sequences. From the prompt cache to the
@@ -162,12 +169,76 @@ pub(crate) struct Reset {
 #[rtype(result = "()")]
 pub(crate) struct CloseReleased;
 
+/// These tokens' state is in the tree of a model; see that it is on disk. From the scheduler to the
+/// prompt cache.
+#[derive(Message, Debug)]
+#[rtype(result = "()")]
+pub(crate) struct OrderDisk {
+    /// Index of the model in the instance.
+    pub(crate) model: usize,
+    pub(crate) order: DiskOrder,
+}
+
+/// Copy the state of `tokens[range]` out. From the prompt cache to the scheduler, which answers with
+/// [`DiskOrder::Exported`]; one at a time a model.
+#[derive(Message, Debug)]
+#[rtype(result = "()")]
+pub(crate) struct ExportSegment {
+    pub(crate) namespace: Namespace,
+    pub(crate) tokens: Arc<[TokenId]>,
+    pub(crate) range: Range<u32>,
+}
+
+/// A segment that was asked for, or `None` where it cannot be had. From the prompt cache to the
+/// scheduler.
+#[derive(Message, Debug)]
+#[rtype(result = "()")]
+pub(crate) struct SegmentRead {
+    pub(crate) read: ReadId,
+    pub(crate) pieces: Option<ReadPieces>,
+}
+
+/// What the thread that owns the folder has to say. From there to the prompt cache.
+#[derive(Message, Debug)]
+#[rtype(result = "()")]
+pub(crate) struct SsdAnswer(pub(crate) SsdEvent);
+
+/// See [`SsdAnswer`].
+#[derive(Debug)]
+pub(crate) enum SsdEvent {
+    /// What the folder holds, or why it cannot be used.
+    Opened(Result<(Vec<SegmentHead>, ScanReport), String>),
+    Written {
+        head: SegmentHead,
+    },
+    NotWritten {
+        message: String,
+    },
+    Read {
+        model: usize,
+        read: ReadId,
+        id: SegmentId,
+        pieces: Option<ReadPieces>,
+        message: Option<String>,
+        /// The file is no good.
+        is_bad: bool,
+    },
+    Removed {
+        message: Option<String>,
+    },
+}
+
+/// Waits until what is kept is on disk. From the end of an instance.
+#[derive(Message, Clone, Copy, Debug)]
+#[rtype(result = "()")]
+pub(crate) struct FlushDisk;
+
 /// Asks what prompt reuse did so far. From anybody to the prompt cache.
 #[derive(Message, Clone, Copy, Debug, Default)]
 #[rtype(result = "CacheReport")]
 pub struct CacheStatistics;
 
-/// Forgets all finished rows. From anybody to the prompt cache; the reply is the state after.
+/// Forgets all that is kept in memory. From anybody to the prompt cache; the reply is the state after.
 #[derive(Message, Clone, Copy, Debug, Default)]
 #[rtype(result = "CacheReport")]
 pub struct ClearCache;
@@ -178,11 +249,11 @@ pub struct ClearCache;
 pub struct CacheReport {
     /// What this cache is and is not, in one sentence.
     pub kind: String,
-    /// Whether rows are kept at all.
+    /// Whether prefixes are kept at all.
     pub enabled: bool,
-    /// Finished rows kept.
+    /// Ends of kept prefixes.
     pub entries: u64,
-    /// Their tokens.
+    /// Tokens of them, common beginnings once.
     pub tokens: u64,
     /// Requests that found a prefix.
     pub hits: u64,
@@ -190,8 +261,14 @@ pub struct CacheReport {
     pub misses: u64,
     /// Prompt tokens that did not have to be computed.
     pub hit_tokens: u64,
-    /// Rows given up for newer ones, or for memory.
+    /// Tails given up for newer ones, or for memory.
     pub evicted: u64,
+    /// Segments on disk.
+    pub ssd_segments: u64,
+    /// Bytes of their files.
+    pub ssd_bytes: u64,
+    /// Most bytes that they may have; 0 without such a tier.
+    pub ssd_budget_bytes: u64,
 }
 
 /// Refuses new work, waits for what is under way, then ends it. From the drain.

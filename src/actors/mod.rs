@@ -15,6 +15,10 @@
 //! | scheduler ⇢ gateway | `EngineState` | – | one a change |
 //! | scheduler ⇢ prompt cache | `Reset` | – | one an epoch |
 //! | prompt cache ⇢ scheduler | `CloseReleased` | – | one an order to clear |
+//! | scheduler ⇢ prompt cache | `OrderDisk` | – | two a read under way, one a deposit or half a thousand tokens of a prompt |
+//! | prompt cache ⇢ scheduler | `ExportSegment`, `SegmentRead` | – | one at a time a model; one a segment asked for |
+//! | folder's thread ⇢ prompt cache | `SsdAnswer` | – | one a job |
+//! | stop → prompt cache | `FlushDisk` | `()`, once all is written | one |
 //! | anybody → prompt cache | [`CacheStatistics`], [`ClearCache`] | `CacheReport`, at once | – |
 //! | drain → gateway, schedulers | `Drain` | `Drained` | one |
 //! | stop → gateway | `Halt` | `()` | one |
@@ -30,6 +34,7 @@ pub(crate) mod preparation;
 pub(crate) mod prompt_cache;
 pub(crate) mod retry;
 pub(crate) mod scheduler;
+pub(crate) mod ssd_writer;
 pub mod status;
 pub(crate) mod stream;
 pub(crate) mod threads;

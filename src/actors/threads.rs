@@ -17,17 +17,19 @@ use tokio::sync::{mpsc, oneshot};
 use crate::actors::loader::Loader;
 use crate::actors::messages::EngineState;
 use crate::actors::preparation::PreparationExecutor;
-use crate::actors::prompt_cache::{CacheOf, PromptCache};
+use crate::actors::prompt_cache::{CacheOf, PromptCache, Ssd};
 use crate::actors::scheduler::core::Settings;
+use crate::actors::scheduler::disk::SharedSegments;
 use crate::actors::scheduler::restart::RestartPolicy;
 use crate::actors::scheduler::{BatchScheduler, SchedulerParts};
+use crate::actors::ssd_writer::{SsdSettings, SsdWriter};
 use crate::actors::transcription::TranscriptionService;
 use crate::actors::turns::ComputeTurns;
 use crate::actors::wiring::StartError;
 use crate::cache::PrefixTree;
 use crate::config::SamplingConfig;
 use crate::model::ModelSource;
-use crate::observe::{Pulse, fields};
+use crate::observe::{Gauges, Pulse, fields};
 use crate::types::Clock;
 
 /// How long a stop waits for the threads.
@@ -39,6 +41,9 @@ pub(crate) struct ComputeActors {
     pub(crate) sources: Vec<Arc<dyn ModelSource>>,
     /// Prefixes are kept.
     pub(crate) caches: bool,
+    /// The tier on disk, where there is to be one.
+    pub(crate) ssd: Option<SsdSettings>,
+    pub(crate) gauges: Arc<Gauges>,
     pub(crate) restarts: RestartPolicy,
     pub(crate) loader: Loader,
     pub(crate) gateway: WeakRecipient<EngineState>,
@@ -50,6 +55,8 @@ pub(crate) struct Addresses {
     pub(crate) schedulers: Vec<Addr<BatchScheduler>>,
     pub(crate) cache: Addr<PromptCache>,
     pub(crate) transcription: Addr<TranscriptionService>,
+    /// The thread that has the folder of the tier on disk.
+    pub(crate) ssd: Option<JoinHandle<()>>,
 }
 
 impl ComputeActors {
@@ -61,7 +68,9 @@ impl ComputeActors {
     /// so they are made together.
     fn start(self) -> Addresses {
         let cache = Context::<PromptCache>::new();
-        let turns = ComputeTurns::new(self.clock);
+        let turns = ComputeTurns::new(Arc::clone(&self.clock));
+        let segments = SharedSegments::default();
+        let has_ssd = self.ssd.is_some() && self.caches;
         let (mut schedulers, mut models) = (Vec::new(), Vec::new());
         for (model, (settings, source)) in self.settings.into_iter().zip(self.sources).enumerate() {
             let tree = Rc::new(RefCell::new(PrefixTree::new(self.caches)));
@@ -74,14 +83,27 @@ impl ComputeActors {
                 loader: self.loader.clone(),
                 restarts: self.restarts,
                 gateway: self.gateway.clone(),
-                cache: cache.address().downgrade().recipient(),
+                cache: cache.address().downgrade(),
+                segments: has_ssd.then(|| Rc::clone(&segments)),
             };
             let scheduler = Supervisor::start(move |_| BatchScheduler::new(parts));
-            models.push(CacheOf { tree, scheduler: scheduler.downgrade().recipient() });
+            models.push(CacheOf { tree, scheduler: scheduler.downgrade(), namespace: None });
             schedulers.push(scheduler);
         }
-        let cache = cache.run(PromptCache { models });
-        Addresses { schedulers, cache, transcription: TranscriptionService.start() }
+        let (mut ssd, mut thread) = (None, None);
+        if let Some(settings) = self.ssd.filter(|_| has_ssd) {
+            match SsdWriter::start(settings.clone(), cache.address().recipient()) {
+                Ok((writer, handle)) => {
+                    ssd = Some(Ssd::new(settings, segments, writer, self.gauges, self.clock));
+                    thread = Some(handle);
+                }
+                Err(error) => {
+                    tracing::warn!(target: fields::CACHE, %error, "the prompt cache keeps nothing on disk");
+                }
+            }
+        }
+        let cache = cache.run(PromptCache { models, ssd });
+        Addresses { schedulers, cache, transcription: TranscriptionService.start(), ssd: thread }
     }
 }
 
@@ -89,6 +111,7 @@ impl ComputeActors {
 pub(crate) struct Threads {
     compute: Option<Arbiter>,
     loader: Option<JoinHandle<()>>,
+    ssd: Option<JoinHandle<()>>,
     /// Ends when the last preparation thread has dropped its actor.
     preparation_ended: Option<mpsc::Receiver<()>>,
 }
@@ -97,14 +120,14 @@ impl Threads {
     /// Starts the loader and the compute thread.
     pub(crate) fn start() -> Result<(Self, Loader), StartError> {
         let compute = Arbiter::try_new().map_err(|source| StartError::Thread { source })?;
-        let mut threads = Self { compute: Some(compute), loader: None, preparation_ended: None };
+        let mut threads = Self { compute: Some(compute), loader: None, ssd: None, preparation_ended: None };
         let (loader, thread) = Loader::start().map_err(|source| StartError::Thread { source })?;
         threads.loader = Some(thread);
         Ok((threads, loader))
     }
 
     /// Starts the compute thread's actors there.
-    pub(crate) async fn start_actors(&self, actors: ComputeActors) -> Result<Addresses, StartError> {
+    pub(crate) async fn start_actors(&mut self, actors: ComputeActors) -> Result<Addresses, StartError> {
         let (reply, addresses) = oneshot::channel();
         let started = self.compute.as_ref().is_some_and(|compute| {
             compute.spawn_fn(move || {
@@ -118,7 +141,9 @@ impl Threads {
         if !started {
             return Err(stopped());
         }
-        addresses.await.map_err(|_| stopped())
+        let mut addresses = addresses.await.map_err(|_| stopped())?;
+        self.ssd = addresses.ssd.take();
+        Ok(addresses)
     }
 
     /// Starts the preparation pool.
@@ -137,7 +162,7 @@ impl Threads {
     /// Ends the threads and waits for them, a few seconds at most. The actors' addresses
     /// must be gone, or the preparation pool stays.
     pub(crate) async fn join(mut self) {
-        let (compute, loader) = (self.compute.take(), self.loader.take());
+        let (compute, loader, ssd) = (self.compute.take(), self.loader.take(), self.ssd.take());
         if let Some(compute) = &compute {
             compute.stop();
         }
@@ -147,6 +172,8 @@ impl Threads {
             // A thread that panicked has ended too.
             let _panicked = compute.map(Arbiter::join);
             let _panicked = loader.map(JoinHandle::join);
+            // Ends when the compute thread's actors are gone and what they ordered is done.
+            let _panicked = ssd.map(JoinHandle::join);
             let _nobody_waits = joined.send(());
         });
         let Ok(helper) = helper else { return };

@@ -12,11 +12,14 @@ use tokio::sync::watch;
 
 use crate::actors::gateway::{Gateway, Served};
 use crate::actors::loader::Loader;
-use crate::actors::messages::{CacheStatistics, ChatStream, ClearCache, Drain, Halt, OpenChat, Transcribe};
+use crate::actors::messages::{
+    CacheStatistics, ChatStream, ClearCache, Drain, FlushDisk, Halt, OpenChat, Transcribe,
+};
 use crate::actors::retry::RetryAdvice;
 use crate::actors::scheduler::BatchScheduler;
 use crate::actors::scheduler::core::Settings;
 use crate::actors::scheduler::restart::RestartPolicy;
+use crate::actors::ssd_writer::SsdSettings;
 use crate::actors::status::{Board, Health, ModelStatus};
 use crate::actors::threads::{ComputeActors, Threads};
 use crate::actors::watchdog::Watchdog;
@@ -27,6 +30,8 @@ use crate::types::{ChatRequest, Clock, LiveCount, Refusal, SystemClock, TicketOf
 
 /// How long a drain waits for requests that were in preparation at its deadline.
 const LAST_REFUSALS: Duration = Duration::from_secs(1);
+/// How long the prompt cache may take to write what it keeps.
+const LAST_WRITES: Duration = Duration::from_secs(8);
 /// How long the schedulers may take to end their streams: more than a step, unless it hangs.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -142,14 +147,15 @@ impl GreenroomBuilder {
             open_chat: open_chat.recipient(),
             transcribe: addresses.transcription.recipient(),
             cache: addresses.cache.clone().recipient(),
-            clear_cache: addresses.cache.recipient(),
+            clear_cache: addresses.cache.clone().recipient(),
             board,
             gauges,
             pulses,
             clock: self.clock,
             traces,
         };
-        Ok(Greenroom { handles, gateway, schedulers: addresses.schedulers, live, threads })
+        let flush = addresses.cache.recipient();
+        Ok(Greenroom { handles, gateway, schedulers: addresses.schedulers, flush, live, threads })
     }
 
     fn check(&self) -> Result<Vec<String>, StartError> {
@@ -176,6 +182,12 @@ impl GreenroomBuilder {
                 .collect(),
             sources: self.models.clone(),
             caches: self.config.cache.enabled,
+            ssd: self.config.cache.dir.as_ref().map(|dir| SsdSettings {
+                dir: dir.clone(),
+                budget_bytes: self.config.cache.ssd_bytes(),
+                rate: self.config.cache.ssd_write_mib_s.saturating_mul(1 << 20),
+            }),
+            gauges: Arc::clone(gauges),
             restarts: self.restarts,
             loader,
             gateway: gateway.downgrade().recipient(),
@@ -191,6 +203,7 @@ pub struct Greenroom {
     handles: Handles,
     gateway: Addr<Gateway>,
     schedulers: Vec<Addr<BatchScheduler>>,
+    flush: Recipient<FlushDisk>,
     live: LiveCount,
     threads: Threads,
 }
@@ -269,8 +282,10 @@ impl Greenroom {
     /// seconds its thread is left to end by itself.
     pub async fn stop(self) {
         self.drain(Duration::ZERO).await;
+        // What is kept goes to the disk before everything ends; a disk that is too slow for that loses it.
+        let _late = tokio::time::timeout(LAST_WRITES, self.flush.send(FlushDisk)).await;
         let _gone = self.gateway.send(Halt).await;
-        drop((self.gateway, self.schedulers, self.handles));
+        drop((self.gateway, self.schedulers, self.flush, self.handles));
         self.threads.join().await;
     }
 }

@@ -3,6 +3,7 @@
 //! What is kept is a parameter, so that nothing here knows what a payload is worth or
 //! how it is freed: whatever is given up is handed back to the caller.
 
+pub mod ssd;
 pub mod tree;
 
 pub use tree::{

@@ -254,7 +254,8 @@ impl ModelSource for FakeModel {
             text: Arc::clone(&self.text),
             control: self.control.clone(),
         };
-        Ok(LoadedModel { text: Arc::clone(&self.text), engine: Box::new(engine) })
+        let fingerprint = Some(format!("fake {}", self.id));
+        Ok(LoadedModel { text: Arc::clone(&self.text), engine: Box::new(engine), fingerprint })
     }
 }
 

@@ -266,6 +266,9 @@ pub struct LoadedModel {
     pub text: Arc<TextModel>,
     /// The weights, for the compute thread.
     pub engine: Box<dyn PreparedEngine>,
+    /// Names the weights by all that is in them, where somebody asked for that: another file under
+    /// the same name has another.
+    pub fingerprint: Option<String>,
 }
 
 /// Where a model comes from. Asked on a loader thread, again after an engine was lost.

@@ -216,10 +216,13 @@ impl ModelSource for FileModel {
         let estimate = fit::estimate(&files, &self.config)?;
         let config = estimate.settings(&self.config)?;
         let engine = prepare_for(backend, &files, &config, &estimate)?;
+        // Every byte is read once more: only for who needs it.
+        let asked = self.config.cache.enabled && self.config.cache.dir.is_some();
+        let fingerprint = asked.then(|| files.tensors.fingerprint(&files.config));
         let mut text = files.text;
         if let Some(context) = config.engine.context {
             text.context = text.context.min(context);
         }
-        Ok(LoadedModel { text: Arc::new(text), engine })
+        Ok(LoadedModel { text: Arc::new(text), engine, fingerprint })
     }
 }

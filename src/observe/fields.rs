@@ -4,5 +4,7 @@
 pub const REQUEST: &str = "greenroom::request";
 /// Target of what happens to engines: loaded, broken, rebuilt.
 pub const ENGINE: &str = "greenroom::engine";
+/// Target of the prompt cache.
+pub const CACHE: &str = "greenroom::cache";
 /// Target of start and stop.
 pub const LIFE: &str = "greenroom::life";

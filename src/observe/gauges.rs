@@ -143,7 +143,7 @@ pub struct Gauges {
     pub kv_used_bytes: Level,
     /// Key-value bytes there are.
     pub kv_capacity_bytes: Level,
-    /// Finished rows kept for reuse.
+    /// Prefixes kept in memory for reuse.
     pub cache_entries: Level,
     /// Requests that found a prefix.
     pub cache_hits: Counter,
@@ -151,6 +151,18 @@ pub struct Gauges {
     pub cache_misses: Counter,
     /// Prompt tokens that did not have to be computed.
     pub cache_hit_tokens: Counter,
+    /// Those of them that the tier on disk brought.
+    pub cache_ssd_hit_tokens: Counter,
+    /// Bytes of the tier on disk.
+    pub ssd_bytes: Level,
+    /// Bytes written there.
+    pub ssd_written_bytes: Counter,
+    /// Bytes read from there.
+    pub ssd_read_bytes: Counter,
+    /// Segments that were to be written and were not.
+    pub ssd_dropped: Counter,
+    /// Segments that were damaged or gone when they were read.
+    pub ssd_bad: Counter,
     /// Time of steps.
     pub step_seconds: Seconds,
     /// Time from acceptance to the end, of requests that were finished.
@@ -234,7 +246,7 @@ impl Gauges {
     }
 
     fn render_levels(&self, out: &mut String) {
-        let levels: [(&str, &str, u64); 8] = [
+        let levels: [(&str, &str, u64); 9] = [
             ("tickets_live", "Requests that hold a place.", self.tickets_live() as u64),
             ("rows_running", "Requests being computed.", self.rows_running.get()),
             ("rows_waiting", "Requests waiting for a row.", self.rows_waiting.get()),
@@ -242,7 +254,8 @@ impl Gauges {
             ("rows_paused", "Rows that wait and keep their memory.", self.rows_paused.get()),
             ("kv_used_bytes", "Key-value memory in use.", self.kv_used_bytes.get()),
             ("kv_capacity_bytes", "Key-value memory there is.", self.kv_capacity_bytes.get()),
-            ("cache_entries", "Finished rows kept for reuse.", self.cache_entries.get()),
+            ("cache_entries", "Prefixes kept in memory for reuse.", self.cache_entries.get()),
+            ("ssd_bytes", "Bytes of the prompt cache on disk.", self.ssd_bytes.get()),
         ];
         for (name, help, value) in levels {
             metric(out, name, "gauge", help);
@@ -251,7 +264,7 @@ impl Gauges {
     }
 
     fn render_counters(&self, out: &mut String) {
-        let counters: [(&str, &str, u64); 14] = [
+        let counters: [(&str, &str, u64); 19] = [
             ("steps_total", "Steps that an engine finished.", self.steps.get()),
             (
                 "overlapped_steps_total",
@@ -274,6 +287,15 @@ impl Gauges {
             ("cache_hits_total", "Requests that found a prefix.", self.cache_hits.get()),
             ("cache_misses_total", "Requests that found no prefix.", self.cache_misses.get()),
             ("cache_hit_tokens_total", "Prompt tokens not computed again.", self.cache_hit_tokens.get()),
+            (
+                "cache_ssd_hit_tokens_total",
+                "Those of them that came from disk.",
+                self.cache_ssd_hit_tokens.get(),
+            ),
+            ("ssd_written_bytes_total", "Bytes written to disk.", self.ssd_written_bytes.get()),
+            ("ssd_read_bytes_total", "Bytes read from disk.", self.ssd_read_bytes.get()),
+            ("ssd_dropped_total", "Segments that were to be written and were not.", self.ssd_dropped.get()),
+            ("ssd_bad_total", "Segments found damaged or gone.", self.ssd_bad.get()),
         ];
         for (name, help, value) in counters {
             metric(out, name, "counter", help);

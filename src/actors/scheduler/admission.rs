@@ -40,7 +40,7 @@ impl Core {
             if barrier.is_some_and(|barrier| level <= barrier) {
                 break;
             }
-            if self.must_follow(order, level) {
+            if self.must_follow(order, level) || self.must_read(order) {
                 following.push(order);
                 continue;
             }

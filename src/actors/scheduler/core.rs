@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use crate::actors::messages::Admit;
 use crate::actors::scheduler::ahead::UnderWay;
+use crate::actors::scheduler::disk::Disk;
 use crate::actors::scheduler::fairness::Accounts;
 use crate::actors::scheduler::gauge::Shares;
 use crate::actors::scheduler::pace::Pace;
@@ -110,6 +111,7 @@ pub(crate) struct Core {
     pub(crate) ending: Vec<Row>,
     /// Rows that the engine is busy with: suspects if it breaks.
     pub(crate) in_step: Vec<u64>,
+    pub(crate) disk: Disk,
     /// A step that is collected after the next one is submitted.
     pub(crate) under_way: Option<UnderWay>,
     /// When the last step was collected.
@@ -139,6 +141,7 @@ impl Core {
             running: Vec::new(),
             ending: Vec::new(),
             in_step: Vec::new(),
+            disk: Disk::default(),
             under_way: None,
             collected: Duration::ZERO,
             pace: Pace::default(),
@@ -303,6 +306,7 @@ impl Core {
         for (row, end) in gone {
             self.leave(row, end);
         }
+        self.end_idle_reads();
     }
 
     pub(crate) fn now(&self) -> Duration {

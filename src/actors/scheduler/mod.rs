@@ -14,6 +14,7 @@
 mod admission;
 mod ahead;
 pub(crate) mod core;
+pub(crate) mod disk;
 mod fairness;
 pub(crate) mod fill;
 mod finish;
@@ -33,17 +34,21 @@ mod step;
 pub(crate) mod stop;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix::WeakRecipient;
 use actix::prelude::*;
+use actix::{WeakAddr, WeakRecipient};
 
 use crate::actors::loader::{LoadJob, Loader};
 use crate::actors::messages::{
-    Accepted, Admit, CloseReleased, Drain, Drained, EngineCondition, EngineState, Loaded, Reset, RunNative,
+    Accepted, Admit, CloseReleased, Drain, Drained, EngineCondition, EngineState, ExportSegment, Loaded,
+    OrderDisk, Reset, RunNative, SegmentRead,
 };
+use crate::actors::prompt_cache::PromptCache;
 use crate::actors::scheduler::core::{Core, Progress, SharedTree, panic_message};
+use crate::actors::scheduler::disk::{DiskOrder, SharedSegments};
 use crate::actors::scheduler::native::{NativeJobs, Queued};
 use crate::actors::scheduler::recover::Fault;
 use crate::actors::scheduler::restart::{RestartBudget, RestartPolicy};
@@ -52,6 +57,11 @@ use crate::model::text::TextModel;
 use crate::model::{Engine, EngineInfo, LoadedModel, ModelSource};
 use crate::observe::fields;
 use crate::types::{EngineError, Epoch, Failure, FailureReason, Refusal};
+
+/// What copying out gets beside one of each other lane.
+const EXPORTS_WEIGHT: f64 = 0.05;
+/// Longest slice of the disk's bytes where nobody else wants the thread: mail is read in between.
+const LONGEST_SLICE: Duration = Duration::from_millis(10);
 
 /// Everything a scheduler is made of, put together in the wiring.
 pub(crate) struct SchedulerParts {
@@ -65,7 +75,9 @@ pub(crate) struct SchedulerParts {
     pub(crate) restarts: RestartPolicy,
     /// Weak: the gateway holds this scheduler's address.
     pub(crate) gateway: WeakRecipient<EngineState>,
-    pub(crate) cache: WeakRecipient<Reset>,
+    pub(crate) cache: WeakAddr<PromptCache>,
+    /// What is on disk, where there is such a tier.
+    pub(crate) segments: Option<SharedSegments>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -93,13 +105,20 @@ pub(crate) struct BatchScheduler {
     loader: Loader,
     budget: RestartBudget,
     gateway: WeakRecipient<EngineState>,
-    cache: WeakRecipient<Reset>,
+    cache: WeakAddr<PromptCache>,
+    segments: Option<SharedSegments>,
     phase: Phase,
     steps: Lane,
     jobs: NativeJobs,
     jobs_lane: Lane,
     /// A turn for native jobs is asked for.
     jobs_armed: bool,
+    /// What waiting rows need of the disk.
+    reads_lane: Lane,
+    reads_armed: bool,
+    /// What is copied out for the disk.
+    exports_lane: Lane,
+    exports_armed: bool,
     turn: Loop,
     /// Whether the restart that is due counts against the budget.
     counts: bool,
@@ -117,6 +136,11 @@ impl BatchScheduler {
             jobs: NativeJobs::default(),
             jobs_lane: parts.turns.lane(1.0),
             jobs_armed: false,
+            reads_lane: parts.turns.lane(1.0),
+            reads_armed: false,
+            exports_lane: parts.turns.lane(EXPORTS_WEIGHT),
+            exports_armed: false,
+            segments: parts.segments,
             counts: true,
             model: parts.model,
             source: parts.source,
@@ -156,7 +180,9 @@ impl BatchScheduler {
             return;
         }
         self.turn = Loop::Idle;
-        match self.core.step(turn.budget) {
+        let progress = self.core.step(turn.budget);
+        self.wake_disk(ctx);
+        match progress {
             Progress::More => self.wake(ctx),
             Progress::Pause(pause) => {
                 let number = self.next_turn();
@@ -198,6 +224,60 @@ impl BatchScheduler {
         }
         self.core.publish();
         self.wake_jobs(ctx);
+    }
+
+    /// Sends what the core wants of the disk, and makes sure that its bytes get turns.
+    fn wake_disk(&mut self, ctx: &mut Context<Self>) {
+        if self.segments.is_none() {
+            return;
+        }
+        let orders = std::mem::take(&mut self.core.disk.orders);
+        if let Some(cache) = self.cache.upgrade() {
+            for order in orders {
+                // BOUND: two a read, of which few are under way; one a deposit or half a thousand tokens.
+                cache.do_send(OrderDisk { model: self.model, order });
+            }
+        }
+        if self.core.disk.has_read() && !self.reads_armed {
+            self.reads_armed = true;
+            let turn = self.reads_lane.turn().into_actor(self);
+            ctx.spawn(turn.map(|turn, me, ctx| {
+                me.reads_armed = false;
+                me.serve_disk(Core::read_slice, turn.budget.unwrap_or(LONGEST_SLICE), ctx);
+                me.wake(ctx);
+            }));
+        }
+        if self.core.disk.has_export() && !self.exports_armed {
+            self.exports_armed = true;
+            let turn = self.exports_lane.turn().into_actor(self);
+            ctx.spawn(turn.map(|turn, me, ctx| {
+                me.exports_armed = false;
+                // Beside streams one piece at a time: nobody waits for it.
+                let budget = if turn.budget.is_some() { Duration::ZERO } else { LONGEST_SLICE };
+                me.serve_disk(Core::export_slice, budget, ctx);
+            }));
+        }
+    }
+
+    fn serve_disk(
+        &mut self,
+        slice: fn(&mut Core, Duration) -> Result<(), EngineError>,
+        budget: Duration,
+        ctx: &mut Context<Self>,
+    ) {
+        let served = catch_unwind(AssertUnwindSafe(|| {
+            self.core.settle()?;
+            slice(&mut self.core, budget)
+        }));
+        let error = match served {
+            Ok(Ok(())) => {
+                self.core.publish();
+                return self.wake_disk(ctx);
+            }
+            Ok(Err(error)) => error,
+            Err(payload) => EngineError::Panicked { message: panic_message(&*payload) },
+        };
+        self.broke(&error, ctx);
     }
 
     fn broke(&mut self, error: &EngineError, ctx: &mut Context<Self>) {
@@ -260,15 +340,26 @@ impl BatchScheduler {
     }
 
     fn adopt(&mut self, loaded: LoadedModel, ctx: &mut Context<Self>) -> Result<(), String> {
-        let LoadedModel { text, engine } = loaded;
+        let LoadedModel { text, engine, fingerprint } = loaded;
         let epoch = self.core.epoch;
         let engine = catch_unwind(AssertUnwindSafe(move || engine.adopt(epoch)))
             .map_err(|payload| panic_message(&*payload))?
             .map_err(|error| error.to_string())?;
+        self.name_on_disk(&*engine, fingerprint.as_deref());
         self.serve(engine, text);
         self.wake(ctx);
         self.wake_jobs(ctx);
         Ok(())
+    }
+
+    /// What this engine's state is called on disk: all that makes its bytes mean what they mean.
+    fn name_on_disk(&mut self, engine: &dyn Engine, fingerprint: Option<&str>) {
+        let (Some(segments), Some(fingerprint)) = (&self.segments, fingerprint) else { return };
+        // Of the context: a model may have other frequencies for long ones.
+        let EngineInfo { numerics_id, kv_format, context, .. } = engine.info();
+        self.core.disk.segments = Rc::clone(segments);
+        self.core.disk.namespace =
+            Some(format!("{fingerprint} | {numerics_id} | {kv_format} | {context}").into());
     }
 
     fn serve(&mut self, engine: Box<dyn Engine>, text: Arc<TextModel>) {
@@ -286,7 +377,7 @@ impl BatchScheduler {
         self.phase = Phase::Ready;
         if let Some(cache) = self.cache.upgrade() {
             // BOUND: one an epoch.
-            cache.do_send(Reset { model: self.model, epoch: info.epoch });
+            cache.do_send(Reset { model: self.model, namespace: self.core.disk.namespace.clone() });
         }
         let facts = facts(&text, &info);
         self.report(EngineCondition::Ready { text, context, facts });
@@ -361,6 +452,8 @@ impl Supervised for BatchScheduler {
         // Futures and timers of the old context are gone; handles to them mean nothing.
         self.turn = Loop::Idle;
         self.jobs_armed = false;
+        self.reads_armed = false;
+        self.exports_armed = false;
     }
 }
 
@@ -402,6 +495,28 @@ impl Handler<Loaded> for BatchScheduler {
         tracing::error!(target: fields::ENGINE, %message, "the engine could not be rebuilt");
         self.core.epoch = Epoch(self.core.epoch.0 + 1);
         self.rebuild(ctx);
+    }
+}
+
+impl Handler<ExportSegment> for BatchScheduler {
+    type Result = ();
+
+    fn handle(&mut self, export: ExportSegment, ctx: &mut Self::Context) {
+        let ExportSegment { namespace, tokens, range } = export;
+        if !self.core.begin_export(&namespace, &tokens, range) {
+            self.core.disk.orders.push(DiskOrder::Exported { pieces: None });
+        }
+        self.wake_disk(ctx);
+    }
+}
+
+impl Handler<SegmentRead> for BatchScheduler {
+    type Result = ();
+
+    fn handle(&mut self, answer: SegmentRead, ctx: &mut Self::Context) {
+        self.core.segment_arrived(answer.read, answer.pieces);
+        self.wake_disk(ctx);
+        self.wake(ctx);
     }
 }
 

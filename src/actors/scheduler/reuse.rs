@@ -7,9 +7,11 @@
 //! nothing is lost where it is cancelled. Who shares the beginning of a prompt that a running row
 //! is computing waits for it, as long as it runs.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use crate::actors::scheduler::core::{Core, End};
+use crate::actors::scheduler::disk::ReadId;
 use crate::actors::scheduler::pace::Work;
 use crate::actors::scheduler::row::Row;
 use crate::cache::{Evicted, Found, Lookup, Namespace, NodeRef, Terms};
@@ -36,6 +38,14 @@ pub(crate) struct Reuse {
     pub(crate) found: Option<Lookup<SequenceId>>,
     /// The prefix that it shares memory with, which is kept meanwhile.
     pub(crate) pinned: Option<NodeRef>,
+    /// The read that it waits for.
+    pub(crate) reading: Option<ReadId>,
+    /// The disk was looked at for it.
+    pub(crate) has_read: bool,
+    /// Positions that the disk brought.
+    pub(crate) from_disk: Range<u32>,
+    /// Tokens of it that the disk was told of while it ran.
+    pub(crate) told: u32,
     /// Whom it waits for.
     follows: Option<Follows>,
 }
@@ -59,6 +69,10 @@ impl Reuse {
             session: prompt.session.clone(),
             found: None,
             pinned: None,
+            reading: None,
+            has_read: false,
+            from_disk: 0..0,
+            told: 0,
             follows: None,
         }
     }
@@ -67,8 +81,14 @@ impl Reuse {
 impl Row {
     /// What can be reused at most: one token at least must be computed, or there is nothing to
     /// sample from.
-    fn reusable(&self) -> &[TokenId] {
+    pub(crate) fn reusable(&self) -> &[TokenId] {
         self.tokens.get(..self.tokens.len().saturating_sub(1)).unwrap_or(&[])
+    }
+
+    /// Of `reused` tokens, those that the disk brought.
+    pub(crate) fn disk_tokens(&self, reused: u32) -> u32 {
+        let Range { start, end } = self.reuse.from_disk;
+        end.min(reused).saturating_sub(start)
     }
 
     /// Whether it computes its prompt, and goes on doing so.
@@ -156,6 +176,7 @@ impl Core {
         let terms = Terms { lent: false, boundaries: &[*stable], hints: breakpoints };
         let given_up = self.tree.borrow_mut().insert(namespace, tokens, sequence, terms);
         given_up.into_iter().for_each(|sequence| engine.close(sequence));
+        self.tell_disk(namespace, tokens);
         self.keep_budget();
     }
 
@@ -180,13 +201,14 @@ impl Core {
             return;
         };
         given_up.into_iter().for_each(|sequence| engine.close(sequence));
+        self.tell_disk_of_running(order);
         self.keep_budget();
     }
 
     /// Gives the row's memory back: to the tree as far as that has it.
     pub(crate) fn close(&mut self, row: &mut Row) {
-        let Some(sequence) = row.sequence.take() else { return };
         row.reuse.pinned.take().inspect(|node| self.tree.borrow_mut().unpin(*node));
+        let Some(sequence) = row.sequence.take() else { return };
         let kept = self.tree.borrow_mut().reclaim(sequence);
         let Some(engine) = self.engine.as_mut() else { return };
         let is_kept = kept.is_some_and(|tokens| engine.truncate(sequence, tokens).is_ok());
@@ -198,8 +220,8 @@ impl Core {
 
     /// Gives the row's memory back, and with it what others could have read of it.
     pub(crate) fn discard(&mut self, row: &mut Row) {
-        let Some(sequence) = row.sequence.take() else { return };
         row.reuse.pinned.take().inspect(|node| self.tree.borrow_mut().unpin(*node));
+        let Some(sequence) = row.sequence.take() else { return };
         self.tree.borrow_mut().forget(sequence);
         self.close_sequence(sequence);
     }
@@ -214,16 +236,19 @@ impl Core {
     /// of its own needs it no more.
     pub(crate) fn pin_for(&mut self, order: u64, node: NodeRef) {
         let shares = self.engine.as_ref().is_some_and(|engine| engine.info().shares_prefixes);
-        if let Some(row) = self.waiting.iter_mut().find(|row| row.order == order && shares) {
-            self.tree.borrow_mut().pin(node);
-            row.reuse.pinned = Some(node);
+        let Some(row) = self.waiting.iter_mut().find(|row| row.order == order) else { return };
+        let mut tree = self.tree.borrow_mut();
+        if shares {
+            tree.pin(node);
         }
+        let before = std::mem::replace(&mut row.reuse.pinned, shares.then_some(node));
+        before.inspect(|node| tree.unpin(*node));
     }
 
     /// Gives up the least valuable of what is kept and nobody uses; false where there is none.
     pub(crate) fn evict(&mut self) -> bool {
         let evicted = self.tree.borrow_mut().evict();
-        self.carry_out(evicted)
+        self.carry_out(evicted) || self.drop_export()
     }
 
     /// The same, of what is pinned.
@@ -248,7 +273,7 @@ impl Core {
     }
 
     /// Gives up what is beyond the budget of what is kept.
-    fn keep_budget(&mut self) {
+    pub(crate) fn keep_budget(&mut self) {
         let Some(budget) = self.settings.cache_bytes else { return };
         let Some(info) = self.engine.as_ref().map(|engine| engine.info()) else { return };
         let block = u64::from(info.kv_block_tokens.max(1)) * info.kv_bytes_per_token;
@@ -319,7 +344,7 @@ impl Core {
         if !row.placement.prompt_cache {
             return;
         }
-        let gauges = &self.settings.gauges;
+        let gauges = std::sync::Arc::clone(&self.settings.gauges);
         let counter = if reused > 0 { &gauges.cache_hits } else { &gauges.cache_misses };
         counter.up();
         gauges.cache_hit_tokens.add(u64::from(reused));
@@ -331,6 +356,11 @@ impl Core {
             attributes.push(("knownTokens", lookup.equal.into()));
             attributes.push(("endedAt", lookup.found.map_or(0, |found| found.length).into()));
             attributes.push(("why", lookup.why.as_str().into()));
+        }
+        let disk = row.disk_tokens(reused);
+        gauges.cache_ssd_hit_tokens.add(u64::from(disk));
+        if disk > 0 {
+            attributes.push(("ssdTokens", disk.into()));
         }
         attributes.push(("savedMs", self.milliseconds(0, reused).into()));
         row.ticket.trace.mark("cache.lookup_restore", now, &attributes);
@@ -353,6 +383,7 @@ fn is_about_time(reason: FailureReason) -> bool {
     }
 }
 
-fn common(a: &[TokenId], b: &[TokenId]) -> u32 {
+/// Tokens that both begin with.
+pub(crate) fn common(a: &[TokenId], b: &[TokenId]) -> u32 {
     a.iter().zip(b).take_while(|(a, b)| a == b).count() as u32
 }

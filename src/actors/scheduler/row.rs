@@ -339,6 +339,7 @@ impl Row {
     pub(crate) fn set_back(&mut self) {
         self.sequence = None;
         self.reuse.pinned = None;
+        self.reuse.told = 0;
         (self.computed, self.held) = (0, 0);
         self.forget_ahead();
         self.drop_proposed();

@@ -191,6 +191,23 @@ impl TensorTable {
         self.slots.values().map(|slot| slot.entry.shape.iter().product::<usize>() as u64).sum()
     }
 
+    /// Names the weights by what is in them: every byte is read. Where the tensors lie in which file
+    /// makes no difference.
+    pub fn fingerprint(&self, config: &serde_json::Value) -> String {
+        use sha2::{Digest, Sha256};
+        let mut all = Sha256::new();
+        all.update(config.to_string());
+        for (name, Slot { entry, .. }) in &self.slots {
+            all.update(format!("{name} {:?} {:?} {:?}", entry.shape, entry.kind, entry.order));
+            let meta = entry.meta.iter().flat_map(|(scales, biases)| [scales, biases]);
+            for span in std::iter::once(&entry.data).chain(meta) {
+                all.update(crc32fast::hash(self.bytes(span)).to_le_bytes());
+                self.files.get(span.file).inspect(|file| file.release());
+            }
+        }
+        all.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    }
+
     /// Bytes of all files.
     pub fn file_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes().len() as u64).sum()

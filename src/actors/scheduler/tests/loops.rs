@@ -31,7 +31,8 @@ pub(super) fn parts(clock: &Arc<ManualClock>) -> SchedulerParts {
         loader: Loader::start().unwrap().0,
         restarts: RestartPolicy::without_pause(),
         gateway: Context::<Gateway>::new().address().downgrade().recipient(),
-        cache: Context::<PromptCache>::new().address().downgrade().recipient(),
+        cache: Context::<PromptCache>::new().address().downgrade(),
+        segments: None,
     }
 }
 

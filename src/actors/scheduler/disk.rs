@@ -1,0 +1,467 @@
+//! The scheduler's part in the tier on disk: what is read for a waiting row, and what is copied out
+//! to be written. Bytes come and go piece by piece, in slices between steps.
+//!
+//! A row whose prompt goes on further on disk than in memory waits for that part to be read: the
+//! state is put together in a sequence of its own, which becomes part of the tree, pinned until the
+//! row joins. Memory for it is set aside before anything is read. What fails or takes too long is
+//! computed instead. Nothing here knows files: orders go out ([`DiskOrder`]), bytes come in.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::actors::scheduler::core::Core;
+use crate::actors::scheduler::reuse::common;
+use crate::actors::scheduler::row::Row;
+use crate::cache::ssd::{Link, PIECE_TOKENS, SegmentId, SegmentIndex, pieces};
+use crate::cache::{Namespace, Terms};
+use crate::model::ops::EXPORT_TOKENS;
+use crate::types::{EngineError, SequenceId, TokenId};
+
+/// Tokens that a read must bring at least.
+const LEAST_READ_TOKENS: u32 = 64;
+/// Reads under way at once: each holds memory for what it brings.
+const MOST_READS: usize = 2;
+/// Segments of a read that are asked for ahead of the one being taken in.
+const READ_AHEAD: usize = 2;
+/// A read may take so long at least, and as long as computing would.
+const LEAST_PATIENCE: Duration = Duration::from_secs(2);
+/// Tokens of a running row's prompt after which they are written, before it ends.
+const WRITE_EVERY_TOKENS: u32 = 512;
+
+const _: () = assert!(PIECE_TOKENS == EXPORT_TOKENS, "what an engine gives is what a segment holds");
+
+/// What is on disk, as the two actors of the compute thread share it; `None` while that is not
+/// known, or where there is no such tier.
+pub(crate) type SharedSegments = Rc<RefCell<Option<SegmentIndex>>>;
+
+/// Names a read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ReadId(u64);
+
+/// What the scheduler wants of the prompt cache's actor.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum DiskOrder {
+    /// Read the first tokens of a segment, up to position `upto`.
+    Read { read: ReadId, segment: SegmentId, upto: u32 },
+    /// These tokens' state is in the tree: see that it is on disk.
+    Kept { namespace: Namespace, tokens: Arc<[TokenId]> },
+    /// A copy that was ordered is made, or cannot be made any more.
+    Exported { pieces: Option<Vec<Vec<u8>>> },
+}
+
+/// A segment as it came from the disk.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct ReadPieces {
+    /// Position of the first token.
+    pub(crate) start: u32,
+    /// Tokens of the segment.
+    pub(crate) tokens: u32,
+    pub(crate) pieces: Vec<Vec<u8>>,
+}
+
+/// State that is being put together from the disk.
+#[derive(Debug)]
+struct Reading {
+    id: ReadId,
+    namespace: Namespace,
+    tokens: Vec<TokenId>,
+    /// What is to be taken in, root first.
+    links: VecDeque<Link>,
+    /// How many of them are asked for.
+    asked: usize,
+    arrived: VecDeque<ReadPieces>,
+    sequence: SequenceId,
+    /// Tokens that it holds.
+    held: u32,
+    /// Tokens that memory had.
+    from: u32,
+    bytes: u64,
+    begun: Duration,
+    patience: Duration,
+}
+
+/// State that is being copied out.
+#[derive(Debug)]
+struct Exporting {
+    sequence: SequenceId,
+    range: Range<u32>,
+    pieces: Vec<Vec<u8>>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Disk {
+    pub(crate) segments: SharedSegments,
+    /// Names all that makes this engine's bytes differ from another's; `None` without the tier.
+    pub(crate) namespace: Option<Arc<str>>,
+    pub(crate) orders: Vec<DiskOrder>,
+    reading: Vec<Reading>,
+    exporting: Option<Exporting>,
+    reads: u64,
+}
+
+/// The name on disk of a namespace of the tree.
+pub(crate) fn name_on_disk(base: &str, namespace: &Namespace) -> Arc<str> {
+    if namespace.is_empty() { base.into() } else { format!("{base} salt {}", hashed(namespace)).into() }
+}
+
+/// Salts are secrets: a hash of one names it.
+fn hashed(salt: &str) -> String {
+    use sha2::{Digest, Sha256};
+    Sha256::digest(salt.as_bytes()).iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Disk {
+    /// The engine is gone, and with it every sequence.
+    pub(crate) fn forget_sequences(&mut self) {
+        self.reading.clear();
+        if self.exporting.take().is_some() {
+            self.orders.push(DiskOrder::Exported { pieces: None });
+        }
+    }
+
+    /// Whether a slice of reading can be done.
+    pub(crate) fn has_read(&self) -> bool {
+        self.reading.iter().any(|reading| !reading.arrived.is_empty())
+    }
+
+    /// Whether something is to be copied out.
+    pub(crate) fn has_export(&self) -> bool {
+        self.exporting.is_some()
+    }
+}
+
+impl Core {
+    /// Whether the waiting row waits for a read; begins one where the disk has more than memory.
+    pub(crate) fn must_read(&mut self, order: u64) -> bool {
+        let now = self.now();
+        let Some(row) = self.waiting.iter().find(|row| row.order == order) else { return false };
+        if let Some(id) = row.reuse.reading {
+            let read = self.disk.reading.iter().position(|reading| reading.id == id);
+            let late = |at: &usize| {
+                let reading = &self.disk.reading[*at];
+                now.saturating_sub(reading.begun) > reading.patience
+            };
+            match read.filter(|at| !late(at)) {
+                Some(_) => return true,
+                None => read.map(|at| self.end_read(at)),
+            };
+            return false;
+        }
+        if row.reuse.has_read || row.sequence.is_some() || !row.placement.prompt_cache {
+            return false;
+        }
+        let begun = self.begin_read(order);
+        if !begun && let Some(row) = self.waiting.iter_mut().find(|row| row.order == order) {
+            row.reuse.has_read = true;
+        }
+        begun
+    }
+
+    /// Begins to read what the disk has beyond memory, or joins a read under way. False where there
+    /// is nothing to read, or no room for it.
+    fn begin_read(&mut self, order: u64) -> bool {
+        let Some(row) = self.waiting.iter().find(|row| row.order == order) else { return false };
+        let Some(base) = self.disk.namespace.as_deref() else { return false };
+        let namespace = Arc::clone(&row.reuse.namespace);
+        let wanted = row.reusable();
+        let found = self.tree.borrow().find(&namespace, wanted).found;
+        let kept = found.map_or(0, |found| found.length);
+        let chain = self
+            .disk
+            .segments
+            .borrow()
+            .as_ref()
+            .and_then(|segments| segments.longest(&name_on_disk(base, &namespace), wanted));
+        let Some(chain) = chain.filter(|chain| chain.covered >= kept + LEAST_READ_TOKENS) else {
+            return false;
+        };
+        let target = wanted.get(..chain.covered as usize).unwrap_or(&[]).to_vec();
+        let same = |reading: &&Reading| {
+            reading.namespace == namespace
+                && common(&reading.tokens, &target) + LEAST_READ_TOKENS > chain.covered
+        };
+        let joined = self.disk.reading.iter().find(same).map(|reading| reading.id);
+        if let Some(id) = joined {
+            return self.set_reading(order, id);
+        }
+        if self.disk.reading.len() >= MOST_READS {
+            // Its turn comes soon: nothing takes as long as computing.
+            return true;
+        }
+        // Whole pieces are taken in: what memory has of the first one is read once more.
+        let links: VecDeque<Link> = chain.links.into_iter().filter(|link| link.range.end > kept).collect();
+        let Some(first) = links.front() else { return false };
+        let from = pieces(&first.range).map(|piece| piece.start).take_while(|start| *start <= kept).last();
+        let from = from.unwrap_or(first.range.start).min(kept);
+        let source = found.filter(|_| from > 0).map(|found| (found.payload, from));
+        let Some(sequence) = self.open_for_read(source, chain.covered) else { return false };
+        self.disk.reads += 1;
+        let id = ReadId(self.disk.reads);
+        let estimate = Duration::from_millis(self.milliseconds(kept, chain.covered - kept));
+        let reading = Reading {
+            id,
+            namespace,
+            tokens: target,
+            links,
+            asked: 0,
+            arrived: VecDeque::new(),
+            sequence,
+            held: from,
+            from: kept,
+            bytes: 0,
+            begun: self.now(),
+            patience: estimate.max(LEAST_PATIENCE),
+        };
+        self.disk.reading.push(reading);
+        self.ask_ahead(id);
+        self.set_reading(order, id)
+    }
+
+    fn set_reading(&mut self, order: u64, id: ReadId) -> bool {
+        if let Some(row) = self.waiting.iter_mut().find(|row| row.order == order) {
+            row.reuse.reading = Some(id);
+        }
+        true
+    }
+
+    /// A sequence with room for what is read; live rows do not give way for it.
+    fn open_for_read(&mut self, from: Option<(SequenceId, u32)>, tokens: u32) -> Option<SequenceId> {
+        let engine = self.engine.as_mut()?;
+        // Whole pieces come in, and are cut afterwards.
+        let room = tokens.next_multiple_of(EXPORT_TOKENS).min(engine.info().context);
+        let sequence = engine.open(from).ok()?;
+        loop {
+            match self.engine.as_mut()?.reserve(sequence, room) {
+                Ok(()) => return Some(sequence),
+                Err(EngineError::KvFull { .. }) if self.evict() => {}
+                Err(_) => {
+                    self.close_sequence(sequence);
+                    return None;
+                }
+            }
+        }
+    }
+
+    fn ask_ahead(&mut self, id: ReadId) {
+        let Disk { reading, orders, .. } = &mut self.disk;
+        let Some(reading) = reading.iter_mut().find(|reading| reading.id == id) else { return };
+        while reading.asked < READ_AHEAD
+            && let Some(link) = reading.links.get(reading.asked)
+        {
+            reading.asked += 1;
+            orders.push(DiskOrder::Read { read: id, segment: link.id, upto: link.range.end });
+        }
+    }
+
+    /// A segment came, or cannot come.
+    pub(crate) fn segment_arrived(&mut self, read: ReadId, pieces: Option<ReadPieces>) {
+        let Some(at) = self.disk.reading.iter().position(|reading| reading.id == read) else { return };
+        match pieces {
+            Some(pieces) => self.disk.reading[at].arrived.push_back(pieces),
+            // What was taken in so far is good.
+            None => self.end_read(at),
+        }
+    }
+
+    /// Takes bytes in, for about as long as `budget`.
+    ///
+    /// # Errors
+    /// The engine is lost.
+    pub(crate) fn read_slice(&mut self, budget: Duration) -> Result<(), EngineError> {
+        let begun = Instant::now();
+        while let Some(at) = self.disk.reading.iter().position(|reading| !reading.arrived.is_empty()) {
+            match self.take_in(at) {
+                Ok(true) => {}
+                Ok(false) => self.end_read(at),
+                Err(error @ EngineError::Device { .. }) => return Err(error),
+                Err(error) => {
+                    tracing::warn!(target: crate::observe::fields::ENGINE, %error, "state from disk was not taken");
+                    self.end_read(at);
+                }
+            }
+            if begun.elapsed() >= budget {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes one piece in; false when the read is at its end.
+    fn take_in(&mut self, at: usize) -> Result<bool, EngineError> {
+        let (Some(engine), Some(reading)) = (self.engine.as_mut(), self.disk.reading.get_mut(at)) else {
+            return Ok(false);
+        };
+        let (Some(link), Some(segment)) = (reading.links.front(), reading.arrived.front()) else {
+            return Ok(!reading.links.is_empty());
+        };
+        let all = segment.start..segment.start + segment.tokens;
+        let next = pieces(&all).zip(&segment.pieces).find(|(piece, _)| piece.end > reading.held);
+        if let Some((piece, bytes)) = next.filter(|(piece, _)| piece.start < link.range.end) {
+            if reading.held > piece.start {
+                engine.truncate(reading.sequence, piece.start)?;
+                engine.reserve(reading.sequence, piece.end)?;
+            }
+            engine.import(reading.sequence, piece.clone(), bytes)?;
+            reading.bytes += bytes.len() as u64;
+            reading.held = piece.end;
+            if reading.held < link.range.end {
+                return Ok(true);
+            }
+        }
+        if reading.held > link.range.end {
+            // The rest of the piece belongs to another prompt.
+            engine.truncate(reading.sequence, link.range.end)?;
+            engine.reserve(reading.sequence, reading.tokens.len() as u32)?;
+            reading.held = link.range.end;
+        }
+        reading.links.pop_front();
+        reading.arrived.pop_front();
+        reading.asked -= 1;
+        let (id, more) = (reading.id, !reading.links.is_empty());
+        self.ask_ahead(id);
+        Ok(more)
+    }
+
+    /// What was read becomes part of the tree, and whoever waited for it goes on.
+    fn end_read(&mut self, at: usize) {
+        let Reading { id, namespace, tokens, sequence, held, from, bytes, begun, .. } =
+            self.disk.reading.swap_remove(at);
+        let now = self.now();
+        let held = held.min(tokens.len() as u32);
+        let is_good =
+            held > from && self.engine.as_mut().is_some_and(|engine| engine.truncate(sequence, held).is_ok());
+        let mut node = None;
+        if is_good {
+            let tokens = tokens.get(..held as usize).unwrap_or(&[]);
+            let mut tree = self.tree.borrow_mut();
+            let given_up = tree.insert(&namespace, tokens, sequence, Terms::default());
+            node = tree.node_of(&namespace, tokens);
+            drop(tree);
+            given_up.into_iter().for_each(|sequence| self.close_sequence(sequence));
+        } else {
+            self.close_sequence(sequence);
+        }
+        for row in self.waiting.iter_mut().filter(|row| row.reuse.reading == Some(id)) {
+            row.reuse.reading = None;
+            row.reuse.has_read = true;
+            row.reuse.from_disk = if is_good { from..held } else { 0..0 };
+            let attributes = [
+                ("tokens", held.saturating_sub(from).into()),
+                ("bytes", bytes.into()),
+                ("complete", (held as usize == tokens.len()).into()),
+            ];
+            row.ticket.trace.span("cache.ssd_read", begun, now, &attributes);
+            if let Some(node) = node.filter(|_| row.reuse.pinned.is_none()) {
+                self.tree.borrow_mut().pin(node);
+                row.reuse.pinned = Some(node);
+            }
+        }
+        self.keep_budget();
+    }
+
+    /// Ends reads that nobody waits for any more.
+    pub(crate) fn end_idle_reads(&mut self) {
+        while let Some(at) = self.disk.reading.iter().position(|reading| {
+            let waits = |row: &Row| row.reuse.reading == Some(reading.id);
+            !self.waiting.iter().any(waits)
+        }) {
+            self.end_read(at);
+        }
+    }
+
+    /// Says that a row's first tokens are in the tree.
+    pub(crate) fn tell_disk(&mut self, namespace: &Namespace, tokens: &[TokenId]) {
+        if self.disk.namespace.is_some() {
+            let order = DiskOrder::Kept { namespace: Arc::clone(namespace), tokens: tokens.into() };
+            self.disk.orders.push(order);
+        }
+    }
+
+    /// The same for a running row, now and then.
+    pub(crate) fn tell_disk_of_running(&mut self, order: u64) {
+        if self.disk.namespace.is_none() {
+            return;
+        }
+        let Some(row) = self.find_running(order) else { return };
+        if row.computed < row.reuse.told + WRITE_EVERY_TOKENS {
+            return;
+        }
+        row.reuse.told = row.computed;
+        let tokens: Vec<TokenId> = row.tokens.get(..row.computed as usize).unwrap_or(&[]).to_vec();
+        let namespace = Arc::clone(&row.reuse.namespace);
+        self.tell_disk(&namespace, &tokens);
+    }
+
+    /// Begins to copy out the state of `tokens[range]`; false where it is not there any more.
+    pub(crate) fn begin_export(
+        &mut self,
+        namespace: &Namespace,
+        tokens: &[TokenId],
+        range: Range<u32>,
+    ) -> bool {
+        let Some(wanted) = tokens.get(..range.end as usize) else { return false };
+        let found = self.tree.borrow().find(namespace, wanted).found;
+        let Some(found) = found.filter(|found| found.length == range.end) else { return false };
+        let Some(engine) = self.engine.as_mut().filter(|_| self.disk.exporting.is_none()) else {
+            return false;
+        };
+        // A handle of its own: what is copied stays there, whatever the tree gives up.
+        let Ok(sequence) = engine.open(Some((found.payload, range.end))) else { return false };
+        self.disk.exporting = Some(Exporting { sequence, range, pieces: Vec::new() });
+        true
+    }
+
+    /// Copies out, for about as long as `budget`.
+    ///
+    /// # Errors
+    /// The engine is lost.
+    pub(crate) fn export_slice(&mut self, budget: Duration) -> Result<(), EngineError> {
+        let begun = Instant::now();
+        while let Some(exporting) = self.disk.exporting.as_mut() {
+            let Some(engine) = self.engine.as_mut() else { return Ok(()) };
+            let next = pieces(&exporting.range).nth(exporting.pieces.len());
+            match next.map(|piece| engine.export(exporting.sequence, piece)) {
+                Some(Ok(bytes)) => exporting.pieces.push(bytes),
+                Some(Err(error @ EngineError::Device { .. })) => return Err(error),
+                Some(Err(_)) => {
+                    self.drop_export();
+                }
+                None => {
+                    let pieces = Some(std::mem::take(&mut exporting.pieces));
+                    engine.close(exporting.sequence);
+                    self.disk.exporting = None;
+                    self.disk.orders.push(DiskOrder::Exported { pieces });
+                }
+            }
+            if begun.elapsed() >= budget {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up a copy that is being made: false where there is none.
+    pub(crate) fn drop_export(&mut self) -> bool {
+        let Some(exporting) = self.disk.exporting.take() else { return false };
+        self.close_sequence(exporting.sequence);
+        self.disk.orders.push(DiskOrder::Exported { pieces: None });
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_salt_is_not_written_down() {
+        let name = name_on_disk("base", &"secret".into());
+        assert!(name.starts_with("base salt ") && !name.contains("secret"), "{name}");
+        assert_eq!(&*name_on_disk("base", &"".into()), "base");
+    }
+}

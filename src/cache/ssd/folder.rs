@@ -1,0 +1,344 @@
+//! The folder: one process has it, files appear whole or not at all, what is broken goes.
+
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use super::format::{self, Opening};
+use super::{SegmentHead, SegmentId, pieces};
+
+/// Ends the name of a segment's file.
+const SUFFIX: &str = "gkv";
+/// Ends it while it is written.
+const UNFINISHED: &str = "tmp";
+/// The file whose lock says who has the folder.
+const LOCK: &str = "lock";
+
+/// Why a folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// Another process has it.
+    #[error("the cache folder {} is in use by another process; give each server one of its own", .0.display())]
+    InUse(PathBuf),
+    /// It cannot be made, read or written.
+    #[error("the cache folder {} cannot be used: {source}", dir.display())]
+    Io {
+        /// Which.
+        dir: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Why a segment cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReadError {
+    /// Its file is gone.
+    #[error("the file is gone")]
+    Missing,
+    /// Its file is not what was written.
+    #[error("{reason}")]
+    Corrupt {
+        /// In words.
+        reason: String,
+    },
+    /// The disk did not answer; that says nothing of the file.
+    #[error("{0}")]
+    Io(io::Error),
+}
+
+/// What a scan met besides segments.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ScanReport {
+    /// Files of ours that are no good, by name, and why. Removed where the folder is ours.
+    pub bad: Vec<(String, String)>,
+    /// Files that were being written when a process ended.
+    pub unfinished: usize,
+    /// Others than the owner may look into the folder.
+    pub is_open_to_others: bool,
+}
+
+/// A folder that this process has to itself.
+#[derive(Debug)]
+pub struct Folder {
+    dir: PathBuf,
+    /// Locked as long as it is open.
+    _lock: File,
+}
+
+impl Folder {
+    /// Takes the folder, made where it is not there, and finds out what it holds: heads in the order in
+    /// which their files were last used. What is unfinished, damaged, or builds on what is gone is
+    /// removed; files with other names are left alone.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(dir: &Path) -> Result<(Self, Vec<SegmentHead>, ScanReport), OpenError> {
+        let failed = |source| OpenError::Io { dir: dir.to_path_buf(), source };
+        make_private(dir).map_err(failed)?;
+        let lock = private(OpenOptions::new().create(true).truncate(false).write(true))
+            .open(dir.join(LOCK))
+            .map_err(failed)?;
+        lock.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => OpenError::InUse(dir.to_path_buf()),
+            TryLockError::Error(source) => failed(source),
+        })?;
+        let (heads, report) = scan(dir, true).map_err(failed)?;
+        Ok((Self { dir: dir.to_path_buf(), _lock: lock }, heads, report))
+    }
+
+    /// Writes a segment, and returns the bytes of its file. `pace` is told of bytes as they are
+    /// written, and may take its time. After an error nothing of it is there.
+    ///
+    /// # Errors
+    /// Those of the disk; `InvalidInput` for a head that no file could have.
+    pub fn write(
+        &self,
+        head: &SegmentHead,
+        pieces: &[impl AsRef<[u8]>],
+        pace: &mut dyn FnMut(u64),
+    ) -> io::Result<u64> {
+        let (unfinished, finished) = (self.path(head.id, UNFINISHED), self.path(head.id, SUFFIX));
+        let written = self.write_to(&unfinished, head, pieces, pace);
+        let published = written.and_then(|bytes| {
+            fs::rename(&unfinished, &finished)?;
+            // The name is on the disk as well.
+            File::open(&self.dir)?.sync_all()?;
+            Ok(bytes)
+        });
+        if published.is_err() {
+            // What cannot be removed now is at the next start.
+            let _left = fs::remove_file(&unfinished);
+        }
+        published
+    }
+
+    fn write_to(
+        &self,
+        path: &Path,
+        head: &SegmentHead,
+        pieces: &[impl AsRef<[u8]>],
+        pace: &mut dyn FnMut(u64),
+    ) -> io::Result<u64> {
+        let mut file = private(OpenOptions::new().create(true).truncate(true).write(true)).open(path)?;
+        let opening = format::opening(head, pieces)?;
+        let mut bytes = 0;
+        for part in std::iter::once(opening.as_slice()).chain(pieces.iter().map(AsRef::as_ref)) {
+            file.write_all(part)?;
+            bytes += part.len() as u64;
+            pace(part.len() as u64);
+        }
+        file.sync_all()?;
+        Ok(bytes)
+    }
+
+    /// The pieces that hold a segment's first `tokens` tokens, checked.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn read(&self, head: &SegmentHead, tokens: u32) -> Result<Vec<Vec<u8>>, ReadError> {
+        read(&self.path(head.id, SUFFIX), head, tokens)
+    }
+
+    /// Removes a segment's file; one that is not there is no error.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn remove(&self, id: SegmentId) -> io::Result<()> {
+        gone(fs::remove_file(self.path(id, SUFFIX)))
+    }
+
+    fn path(&self, id: SegmentId, suffix: &str) -> PathBuf {
+        path_of(&self.dir, id, suffix)
+    }
+}
+
+/// What a folder holds, without taking it or changing anything: for commands beside a server.
+///
+/// # Errors
+/// Those of the disk.
+pub fn inspect(dir: &Path) -> io::Result<(Vec<SegmentHead>, ScanReport)> {
+    scan(dir, false)
+}
+
+/// Reads a whole segment of a folder that a server may have, and says what is wrong with it.
+///
+/// # Errors
+/// See [`ReadError`].
+pub fn verify(dir: &Path, head: &SegmentHead) -> Result<(), ReadError> {
+    read(&path_of(dir, head.id, SUFFIX), head, u32::MAX).map(drop)
+}
+
+fn path_of(dir: &Path, id: SegmentId, suffix: &str) -> PathBuf {
+    dir.join(format!("{id}.{suffix}"))
+}
+
+fn gone(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn read(path: &Path, head: &SegmentHead, tokens: u32) -> Result<Vec<Vec<u8>>, ReadError> {
+    let corrupt = |reason: &str| ReadError::Corrupt { reason: reason.to_owned() };
+    let file = File::open(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => ReadError::Missing,
+        _ => ReadError::Io(error),
+    })?;
+    let length = file.metadata().map_err(ReadError::Io)?.len();
+    // Read to be used: the next scan finds it among the latest.
+    let _only_an_order = file.set_modified(SystemTime::now());
+    let mut file = BufReader::with_capacity(1 << 16, file);
+    let Opening { head: there, pieces: sizes } = format::read_opening(&mut file)
+        .map_err(ReadError::Io)?
+        .map_err(|reason| ReadError::Corrupt { reason })?;
+    if there.bytes != length || there != (SegmentHead { bytes: there.bytes, ..head.clone() }) {
+        return Err(corrupt("it is not the file that it was"));
+    }
+    let wanted = head.start.saturating_add(tokens).min(head.end());
+    let mut all = Vec::new();
+    for (piece, (bytes, crc)) in pieces(&(head.start..head.end())).zip(sizes) {
+        if piece.start >= wanted {
+            break;
+        }
+        // No more than the file has.
+        let mut buffer = vec![0; usize::try_from(bytes).map_err(|_| corrupt("its sizes are wrong"))?];
+        if !format::fill(&mut file, &mut buffer).map_err(ReadError::Io)? {
+            return Err(corrupt("it is cut off"));
+        }
+        if crc32fast::hash(&buffer) != crc {
+            return Err(corrupt("a piece of it is damaged"));
+        }
+        all.push(buffer);
+    }
+    Ok(all)
+}
+
+fn scan(dir: &Path, cleans: bool) -> io::Result<(Vec<SegmentHead>, ScanReport)> {
+    let mut report = ScanReport { is_open_to_others: is_open_to_others(dir), ..ScanReport::default() };
+    let mut found: Vec<(SystemTime, SegmentHead)> = Vec::new();
+    let remove = |path: &Path| if cleans { gone(fs::remove_file(path)) } else { Ok(()) };
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let path = entry.path();
+        let Some((id, suffix)) = name_of(&path) else { continue };
+        if suffix == UNFINISHED {
+            report.unfinished += 1;
+            remove(&path)?;
+            continue;
+        }
+        match head_of(&path, id) {
+            Ok(Ok(head)) => {
+                let used = entry.metadata().and_then(|data| data.modified());
+                found.push((used.unwrap_or(SystemTime::UNIX_EPOCH), head));
+            }
+            Ok(Err(reason)) => {
+                remove(&path)?;
+                report.bad.push((file_name(&path), reason));
+            }
+            // Another process removed it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    for id in orphans(&found) {
+        let path = path_of(dir, id, SUFFIX);
+        remove(&path)?;
+        report.bad.push((file_name(&path), "what it builds on is gone".into()));
+        found.retain(|(_, head)| head.id != id);
+    }
+    found.sort_by_key(|(used, head)| (*used, head.id));
+    Ok((found.into_iter().map(|(_, head)| head).collect(), report))
+}
+
+/// The segments whose parents are not there or do not fit, with all that builds on them.
+fn orphans(found: &[(SystemTime, SegmentHead)]) -> Vec<SegmentId> {
+    let mut good: HashMap<SegmentId, &SegmentHead> = found.iter().map(|(_, head)| (head.id, head)).collect();
+    let fits = |head: &SegmentHead, good: &HashMap<SegmentId, &SegmentHead>| match head.parent {
+        None => true,
+        Some(parent) => good.get(&parent).is_some_and(|parent| {
+            parent.namespace == head.namespace && parent.start < head.start && head.start <= parent.end()
+        }),
+    };
+    let mut gone = Vec::new();
+    loop {
+        let bad: Vec<SegmentId> =
+            good.values().filter(|head| !fits(head, &good)).map(|head| head.id).collect();
+        if bad.is_empty() {
+            return gone;
+        }
+        good.retain(|id, _| !bad.contains(id));
+        gone.extend(bad);
+    }
+}
+
+fn head_of(path: &Path, id: SegmentId) -> io::Result<Result<SegmentHead, String>> {
+    let file = File::open(path)?;
+    let length = file.metadata()?.len();
+    let opening = match format::read_opening(&mut BufReader::with_capacity(1 << 13, file))? {
+        Ok(opening) => opening,
+        Err(reason) => return Ok(Err(reason)),
+    };
+    if opening.head.id != id {
+        return Ok(Err("it bears another's name".into()));
+    }
+    if opening.head.bytes != length {
+        return Ok(Err("it is cut off, or too long".into()));
+    }
+    Ok(Ok(opening.head))
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// The segment that a file of ours is named after.
+fn name_of(path: &Path) -> Option<(SegmentId, &str)> {
+    let (stem, suffix) = (path.file_stem()?.to_str()?, path.extension()?.to_str()?);
+    let is_ours = stem.len() == 16 && [SUFFIX, UNFINISHED].contains(&suffix);
+    let lower = stem.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+    (is_ours && lower).then(|| u64::from_str_radix(stem, 16).ok()).flatten().map(|id| (SegmentId(id), suffix))
+}
+
+#[cfg(unix)]
+fn private(options: &mut OpenOptions) -> &mut OpenOptions {
+    std::os::unix::fs::OpenOptionsExt::mode(options, 0o600)
+}
+
+#[cfg(not(unix))]
+fn private(options: &mut OpenOptions) -> &mut OpenOptions {
+    options
+}
+
+/// Makes the folder where it is not there; what its parents lack is made as usual.
+fn make_private(dir: &Path) -> io::Result<()> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    if let Some(parent) = dir.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    let mut builder = fs::DirBuilder::new();
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    match builder.create(dir) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(unix)]
+fn is_open_to_others(dir: &Path) -> bool {
+    let mode = fs::metadata(dir).map(|data| std::os::unix::fs::PermissionsExt::mode(&data.permissions()));
+    mode.is_ok_and(|mode| mode & 0o077 != 0)
+}
+
+#[cfg(not(unix))]
+fn is_open_to_others(_: &Path) -> bool {
+    false
+}
