@@ -125,6 +125,7 @@ struct EngineArgs {
 Examples:
   greenroom serve model.gguf --port 0               any free port
   greenroom serve model.gguf --unix-socket /run/greenroom/api.sock
+  greenroom serve model.gguf --cache-dir ~/.cache/greenroom --cache-ssd-gb 50
   greenroom serve --config /etc/greenroom.toml --service systemd model.gguf
 Every setting: config/greenroom.toml. Each is also a variable: GREENROOM__HTTP__PORT=9000")]
 struct ServeArgs {
@@ -139,6 +140,12 @@ struct ServeArgs {
     /// Listen on this Unix socket; also on a port where --port or --host is given
     #[arg(long, value_name = "PATH")]
     unix_socket: Option<PathBuf>,
+    /// Folder in which computed prompts outlive a restart; without it memory alone
+    #[arg(long, value_name = "DIR")]
+    cache_dir: Option<PathBuf>,
+    /// Gigabytes that this folder may hold
+    #[arg(long, value_name = "N")]
+    cache_ssd_gb: Option<f64>,
     #[command(flatten)]
     engine: EngineArgs,
     /// Behave as this service manager expects

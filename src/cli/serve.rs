@@ -22,8 +22,11 @@ use super::signals::StopSignals;
 use super::{ServeArgs, Stop, home, log, settings, terminal};
 use crate::exit::Exit;
 
-/// How long actors and threads get to end once all requests have.
-const STOP_LIMIT: Duration = Duration::from_secs(3);
+/// How long actors and threads get to end once all requests have, what is kept being written.
+const STOP_LIMIT: Duration = Duration::from_secs(12);
+
+/// The same for listeners alone.
+const SHORT_STOP: Duration = Duration::from_secs(3);
 
 /// Why the server goes down.
 enum Cause {
@@ -136,7 +139,7 @@ async fn go_down(
         }
     }
     // Removes the Unix socket; loader and compute threads end with the process.
-    let _ = tokio::time::timeout(STOP_LIMIT, serving.stop(false)).await;
+    let _ = tokio::time::timeout(SHORT_STOP, serving.stop(false)).await;
 }
 
 /// Says where the server is. Nobody may be reading: that is no reason to stop.

@@ -24,6 +24,12 @@ pub(super) fn for_serve(args: &ServeArgs) -> Result<Config, Stop> {
     } else if args.host.is_some() || args.port.is_some() {
         sources = sources.flag("--port", "http.tcp", true);
     }
+    if let Some(dir) = &args.cache_dir {
+        sources = sources.flag("--cache-dir", "cache.dir", dir.display().to_string());
+    }
+    if let Some(gigabytes) = args.cache_ssd_gb {
+        sources = sources.flag("--cache-ssd-gb", "cache.ssd_gb", gigabytes);
+    }
     resolve(sources)
 }
 
