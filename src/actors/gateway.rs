@@ -353,7 +353,14 @@ mod tests {
         let (alive, _) = tokio::sync::mpsc::channel(1);
         let pool = SyncArbiter::start(1, move || {
             let _opened = wait.lock().unwrap().recv();
-            PreparationExecutor { defaults: Arc::new(SamplingConfig::default()), _alive: alive.clone() }
+            PreparationExecutor {
+                defaults: Arc::new(SamplingConfig::default()),
+                nonce_lines: Arc::default(),
+                history: Arc::default(),
+                clock: Arc::new(SystemClock::new()),
+                primers: Default::default(),
+                _alive: alive.clone(),
+            }
         });
         (pool, begin)
     }

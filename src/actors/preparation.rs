@@ -2,23 +2,37 @@
 //!
 //! Text only and short; nothing here waits. A panic costs its job, never the thread.
 
+mod boundary;
+mod normalise;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use actix::prelude::*;
+use serde_json::Value;
 
 use crate::actors::messages::{Prepare, Prepared};
+pub(crate) use crate::actors::preparation::boundary::Primers;
+use crate::actors::preparation::boundary::breakpoints;
+use crate::actors::preparation::normalise::strip_nonce_lines;
 use crate::actors::scheduler::core::panic_message;
+use crate::cache::TokenHistory;
 use crate::config::SamplingConfig;
-use crate::model::text::TextModel;
+use crate::model::text::{Rendered, TextModel};
 use crate::types::{
-    PrepareError, PreparedPrompt, Refusal, SamplingOptions, SamplingParams, StopRules, TokenId,
+    Clock, PrepareError, PreparedPrompt, Refusal, SamplingOptions, SamplingParams, StopRules, TokenId,
 };
 
 /// See the module.
 pub(crate) struct PreparationExecutor {
     /// The operator's defaults.
     pub(crate) defaults: Arc<SamplingConfig>,
+    /// Patterns of lines that are taken out.
+    pub(crate) nonce_lines: Arc<[String]>,
+    /// What earlier answers were made of.
+    pub(crate) history: Arc<TokenHistory>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) primers: Primers,
     /// Never used: its last clone's drop tells that all threads have ended.
     pub(crate) _alive: tokio::sync::mpsc::Sender<()>,
 }
@@ -30,8 +44,8 @@ impl Actor for PreparationExecutor {
 impl Handler<Prepare> for PreparationExecutor {
     type Result = Result<Prepared, Refusal>;
 
-    fn handle(&mut self, job: Prepare, _: &mut Self::Context) -> Self::Result {
-        let prompt = catch_unwind(AssertUnwindSafe(|| prepare(&job, &self.defaults)))
+    fn handle(&mut self, mut job: Prepare, _: &mut Self::Context) -> Self::Result {
+        let prompt = catch_unwind(AssertUnwindSafe(|| self.prepare(&mut job)))
             .map_err(|payload| {
                 let message = panic_message(&*payload);
                 tracing::error!(%message, "a preparation panicked");
@@ -42,11 +56,59 @@ impl Handler<Prepare> for PreparationExecutor {
     }
 }
 
+impl PreparationExecutor {
+    /// Template, ids, limits, sampling, ends, and what the prompt cache is to know.
+    fn prepare(&mut self, job: &mut Prepare) -> Result<PreparedPrompt, PrepareError> {
+        // The HTTP side has checked its fields; an application that embeds us has not.
+        job.request.check()?;
+        let stripped = strip_nonce_lines(&mut job.request.messages, &self.nonce_lines);
+        if let Some(pattern) = &stripped.pattern {
+            let attributes = [("lines", stripped.lines.into()), ("pattern", pattern.as_str().into())];
+            job.ticket.trace.mark("prompt.normalized", self.clock.now(), &attributes);
+        }
+        if job.request.cache.sort_tools {
+            sort_tools(&mut job.request.tools);
+        }
+        let (rendered, mut prompt) = prepare(job, &self.defaults, &self.history)?;
+        let (text, request) = (&job.text, &job.request);
+        if request.prompt.is_none() {
+            prompt.stable = self.primers.stable(text, request, &rendered, &prompt.tokens, job.now);
+            prompt.breakpoints = breakpoints(text, request, &rendered, &prompt.tokens, job.now);
+        }
+        prompt.stripped = stripped.lines;
+        Ok(prompt)
+    }
+}
+
+/// By name; only where the client asks for it.
+fn sort_tools(tools: &mut [Value]) {
+    let name = |tool: &Value| tool.pointer("/function/name").and_then(Value::as_str).unwrap_or("").to_owned();
+    tools.sort_by_key(name);
+}
+
+/// Ids of the prompt: those that earlier answers were made of as far as they spell it.
+fn encode(
+    text: &TextModel,
+    rendered: &Rendered,
+    history: &TokenHistory,
+) -> Result<Vec<TokenId>, PrepareError> {
+    let spelled = text.spell(rendered);
+    let known = history.candidates(&text.name, spelled.text.as_bytes(), |ids| text.text_of(ids));
+    for ids in known {
+        if let Some(ids) = text.encode_behind(&ids, &spelled, rendered)? {
+            return Ok(ids);
+        }
+    }
+    text.encode(rendered)
+}
+
 /// Template, ids, limits, sampling, ends. Pure.
-fn prepare(job: &Prepare, defaults: &SamplingConfig) -> Result<PreparedPrompt, PrepareError> {
+fn prepare(
+    job: &Prepare,
+    defaults: &SamplingConfig,
+    history: &TokenHistory,
+) -> Result<(Rendered, PreparedPrompt), PrepareError> {
     let request = &job.request;
-    // The HTTP side has checked its fields; an application that embeds us has not.
-    request.check()?;
     let rendered = match &request.prompt {
         Some(prompt) => TextModel::raw(prompt),
         None => job.text.render(request, job.now)?,
@@ -56,7 +118,7 @@ fn prepare(job: &Prepare, defaults: &SamplingConfig) -> Result<PreparedPrompt, P
     if least >= job.context {
         return Err(PrepareError::PromptTooLong { least, limit: job.context });
     }
-    let tokens = job.text.encode(&rendered)?;
+    let tokens = encode(&job.text, &rendered, history)?;
     let prompt = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
     if prompt == 0 {
         return Err(PrepareError::Field {
@@ -71,7 +133,7 @@ fn prepare(job: &Prepare, defaults: &SamplingConfig) -> Result<PreparedPrompt, P
     check_bias(&sampling.logit_bias, &job.text)?;
     let room = job.context - prompt;
     let asked = request.max_tokens.or(defaults.max_tokens).unwrap_or(room);
-    Ok(PreparedPrompt {
+    let prompt = PreparedPrompt {
         tokens,
         sampling: Arc::new(sampling),
         stop: StopRules {
@@ -82,9 +144,10 @@ fn prepare(job: &Prepare, defaults: &SamplingConfig) -> Result<PreparedPrompt, P
         stable: prompt,
         breakpoints: Vec::new(),
         stripped: 0,
-        session: None,
-        salt: None,
-    })
+        session: request.cache.session.clone(),
+        salt: request.cache.salt.clone(),
+    };
+    Ok((rendered, prompt))
 }
 
 /// Where nobody says a temperature: lively, but small models keep their thread.
@@ -146,6 +209,21 @@ mod tests {
         }
     }
 
+    fn executor() -> PreparationExecutor {
+        PreparationExecutor {
+            defaults: Arc::default(),
+            nonce_lines: crate::config::CacheConfig::default().nonce_lines.into(),
+            history: Arc::default(),
+            clock: Arc::new(crate::types::ManualClock::new()),
+            primers: Primers::default(),
+            _alive: tokio::sync::mpsc::channel(1).0,
+        }
+    }
+
+    fn prepared(mut job: Prepare) -> Result<PreparedPrompt, PrepareError> {
+        executor().prepare(&mut job)
+    }
+
     fn request() -> ChatRequest {
         ChatRequest { messages: vec![ChatMessage::text(Role::User, "hello")], ..ChatRequest::default() }
     }
@@ -165,12 +243,12 @@ mod tests {
 
     #[test]
     fn a_prompt_that_fills_the_context_is_refused_with_both_numbers() {
-        let fits = prepare(&job(request(), 4096), &SamplingConfig::default()).unwrap();
+        let fits = prepared(job(request(), 4096)).unwrap();
         let length = u32::try_from(fits.tokens.len()).unwrap();
         assert_eq!(fits.max_new_tokens, 4096 - length);
-        let error = prepare(&job(request(), length), &SamplingConfig::default()).unwrap_err();
+        let error = prepared(job(request(), length)).unwrap_err();
         assert_eq!(error, PrepareError::ContextExceeded { prompt: length, limit: length });
-        let tight = prepare(&job(request(), length + 1), &SamplingConfig::default()).unwrap();
+        let tight = prepared(job(request(), length + 1)).unwrap();
         assert_eq!(tight.max_new_tokens, 1);
     }
 
@@ -181,18 +259,18 @@ mod tests {
             messages: vec![ChatMessage::text(Role::User, "x".repeat(12 * 100))],
             ..ChatRequest::default()
         };
-        let error = prepare(&job(long.clone(), 100), &SamplingConfig::default()).unwrap_err();
+        let error = prepared(job(long.clone(), 100)).unwrap_err();
         let PrepareError::PromptTooLong { least, limit: 100 } = error else { panic!("{error:?}") };
         assert!((100..=110).contains(&least), "{least}");
         assert!(error.to_string().contains(&format!("at least {least} tokens")), "{error}");
-        let counted = prepare(&job(long, 200), &SamplingConfig::default()).unwrap_err();
+        let counted = prepared(job(long, 200)).unwrap_err();
         assert!(matches!(counted, PrepareError::ContextExceeded { limit: 200, .. }), "{counted:?}");
     }
 
     #[test]
     fn limits_are_clamped_and_ends_can_be_ignored() {
         let asked = ChatRequest { max_tokens: Some(100_000), ignore_eos: true, ..request() };
-        let got = prepare(&job(asked, 100), &SamplingConfig::default()).unwrap();
+        let got = prepared(job(asked, 100)).unwrap();
         assert_eq!(got.max_new_tokens as usize, 100 - got.tokens.len());
         assert!(got.stop.tokens.is_empty());
     }
@@ -203,7 +281,7 @@ mod tests {
         let wrong = |change: Change| {
             let mut asked = request();
             change(&mut asked);
-            prepare(&job(asked, 4096), &SamplingConfig::default()).map(drop)
+            prepared(job(asked, 4096)).map(drop)
         };
         let cases: [(Change, &str); 16] = [
             (|r| r.sampling.temperature = Some(f32::NAN), "temperature"),
@@ -242,7 +320,7 @@ mod tests {
     fn a_bias_on_a_token_that_does_not_exist_names_it() {
         let mut asked = request();
         asked.sampling.logit_bias = vec![(TokenId(9999), 1.0)];
-        let error = prepare(&job(asked, 4096), &SamplingConfig::default()).unwrap_err();
+        let error = prepared(job(asked, 4096)).unwrap_err();
         assert!(error.to_string().starts_with("logit_bias.9999: no such token"), "{error}");
     }
 }

@@ -21,8 +21,8 @@ use crate::actors::scheduler::BatchScheduler;
 use crate::actors::scheduler::core::SharedTree;
 use crate::actors::scheduler::disk::{DiskOrder, ReadId, SharedSegments, name_on_disk};
 use crate::actors::ssd_writer::{SsdJob, SsdSettings, SsdWriter};
-use crate::cache::Namespace;
 use crate::cache::ssd::{ScanReport, SegmentHead, SegmentId, SegmentIndex};
+use crate::cache::{Namespace, TokenHistory};
 use crate::observe::{Gauges, fields};
 use crate::types::{Clock, TokenId};
 
@@ -265,6 +265,7 @@ fn new_id() -> Option<u64> {
 pub(crate) struct PromptCache {
     pub(crate) models: Vec<CacheOf>,
     pub(crate) ssd: Option<Ssd>,
+    pub(crate) history: Arc<TokenHistory>,
 }
 
 impl PromptCache {

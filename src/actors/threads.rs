@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::actors::loader::Loader;
 use crate::actors::messages::EngineState;
-use crate::actors::preparation::PreparationExecutor;
+use crate::actors::preparation::{PreparationExecutor, Primers};
 use crate::actors::prompt_cache::{CacheOf, PromptCache, Ssd};
 use crate::actors::scheduler::core::Settings;
 use crate::actors::scheduler::disk::SharedSegments;
@@ -26,8 +26,8 @@ use crate::actors::ssd_writer::{SsdSettings, SsdWriter};
 use crate::actors::transcription::TranscriptionService;
 use crate::actors::turns::ComputeTurns;
 use crate::actors::wiring::StartError;
-use crate::cache::PrefixTree;
-use crate::config::SamplingConfig;
+use crate::cache::{PrefixTree, TokenHistory};
+use crate::config::Config;
 use crate::model::ModelSource;
 use crate::observe::{Gauges, Pulse, fields};
 use crate::types::Clock;
@@ -44,6 +44,7 @@ pub(crate) struct ComputeActors {
     /// The tier on disk, where there is to be one.
     pub(crate) ssd: Option<SsdSettings>,
     pub(crate) gauges: Arc<Gauges>,
+    pub(crate) history: Arc<TokenHistory>,
     pub(crate) restarts: RestartPolicy,
     pub(crate) loader: Loader,
     pub(crate) gateway: WeakRecipient<EngineState>,
@@ -102,7 +103,7 @@ impl ComputeActors {
                 }
             }
         }
-        let cache = cache.run(PromptCache { models, ssd });
+        let cache = cache.run(PromptCache { models, ssd, history: self.history });
         Addresses { schedulers, cache, transcription: TranscriptionService.start(), ssd: thread }
     }
 }
@@ -147,15 +148,28 @@ impl Threads {
     }
 
     /// Starts the preparation pool.
-    pub(crate) fn start_preparation(&mut self, defaults: SamplingConfig) -> Addr<PreparationExecutor> {
+    pub(crate) fn start_preparation(
+        &mut self,
+        config: &Config,
+        history: Arc<TokenHistory>,
+        clock: Arc<dyn Clock>,
+    ) -> Addr<PreparationExecutor> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let (alive, ended) = mpsc::channel(1);
         self.preparation_ended = Some(ended);
-        let defaults = Arc::new(defaults);
+        let defaults = Arc::new(config.sampling.clone());
+        let nonce_lines: Arc<[String]> = config.cache.nonce_lines.clone().into();
         SyncArbiter::start_with_thread_builder(
             (cores / 2).clamp(1, 4),
             || std::thread::Builder::new().name("greenroom-prepare".into()),
-            move || PreparationExecutor { defaults: Arc::clone(&defaults), _alive: alive.clone() },
+            move || PreparationExecutor {
+                defaults: Arc::clone(&defaults),
+                nonce_lines: Arc::clone(&nonce_lines),
+                history: Arc::clone(&history),
+                clock: Arc::clone(&clock),
+                primers: Primers::default(),
+                _alive: alive.clone(),
+            },
         )
     }
 

@@ -23,6 +23,7 @@ use crate::actors::ssd_writer::SsdSettings;
 use crate::actors::status::{Board, Health, ModelStatus};
 use crate::actors::threads::{ComputeActors, Threads};
 use crate::actors::watchdog::Watchdog;
+use crate::cache::TokenHistory;
 use crate::config::{Config, Problem};
 use crate::model::ModelSource;
 use crate::observe::{Gauges, Pulse, fields};
@@ -111,7 +112,8 @@ impl GreenroomBuilder {
         let (mut threads, loader) = Threads::start()?;
         // The gateway's address exists before it runs: the schedulers report to it.
         let gateway = Context::<Gateway>::new();
-        let compute = self.compute_actors(&gateway.address(), &gauges, loader);
+        let history = Arc::new(TokenHistory::default());
+        let compute = self.compute_actors(&gateway.address(), &gauges, &history, loader);
         let pulses = compute.pulses();
         let addresses = threads.start_actors(compute).await?;
         let max_rows = self.config.scheduler.max_rows.max(1);
@@ -123,7 +125,7 @@ impl GreenroomBuilder {
                 .zip(&addresses.schedulers)
                 .map(|(id, scheduler)| Served::new(id.clone(), scheduler.clone()))
                 .collect(),
-            preparation: threads.start_preparation(self.config.sampling.clone()),
+            preparation: threads.start_preparation(&self.config, history, Arc::clone(&self.clock)),
             tickets: TicketOffice::new(
                 max_rows.saturating_add(self.config.scheduler.max_queue),
                 live.clone(),
@@ -173,12 +175,21 @@ impl GreenroomBuilder {
         if ids.is_empty() { Err(StartError::NoModel) } else { Ok(ids) }
     }
 
-    fn compute_actors(&self, gateway: &Addr<Gateway>, gauges: &Arc<Gauges>, loader: Loader) -> ComputeActors {
+    fn compute_actors(
+        &self,
+        gateway: &Addr<Gateway>,
+        gauges: &Arc<Gauges>,
+        history: &Arc<TokenHistory>,
+        loader: Loader,
+    ) -> ComputeActors {
         ComputeActors {
             settings: self
                 .models
                 .iter()
-                .map(|model| Settings::new(model.id(), &self.config, &self.clock, gauges))
+                .map(|model| Settings {
+                    history: Arc::clone(history),
+                    ..Settings::new(model.id(), &self.config, &self.clock, gauges)
+                })
                 .collect(),
             sources: self.models.clone(),
             caches: self.config.cache.enabled,
@@ -188,6 +199,7 @@ impl GreenroomBuilder {
                 rate: self.config.cache.ssd_write_mib_s.saturating_mul(1 << 20),
             }),
             gauges: Arc::clone(gauges),
+            history: Arc::clone(history),
             restarts: self.restarts,
             loader,
             gateway: gateway.downgrade().recipient(),

@@ -3,9 +3,11 @@
 //! What is kept is a parameter, so that nothing here knows what a payload is worth or
 //! how it is freed: whatever is given up is handed back to the caller.
 
+pub mod history;
 pub mod ssd;
 pub mod tree;
 
+pub use history::TokenHistory;
 pub use tree::{
     Evicted, Found, Lookup, MissReason, Namespace, NodeRef, PrefixTree, Storage, Terms, TreeStatistics,
 };

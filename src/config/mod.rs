@@ -212,11 +212,20 @@ pub struct CacheConfig {
     pub ssd_gb: f64,
     /// Most MiB a second that are written there.
     pub ssd_write_mib_s: u64,
+    /// Patterns of lines that differ in every request and are taken out where they lead a system prompt.
+    pub nonce_lines: Vec<String>,
 }
 
 impl Default for CacheConfig {
     fn default() -> Self {
-        Self { enabled: true, memory_mib: None, dir: None, ssd_gb: 20.0, ssd_write_mib_s: 200 }
+        Self {
+            enabled: true,
+            memory_mib: None,
+            dir: None,
+            ssd_gb: 20.0,
+            ssd_write_mib_s: 200,
+            nonce_lines: vec!["x-anthropic-billing-header: *".into()],
+        }
     }
 }
 

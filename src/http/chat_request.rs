@@ -7,6 +7,7 @@
 use serde_json::{Map, Value};
 
 use super::api_error::ApiError;
+use super::cache_terms::read_cache_terms;
 use super::client::NamedClient;
 use super::fields::{Fields, View};
 use super::messages::{read_messages, short};
@@ -39,7 +40,7 @@ pub fn read_chat(body: Value) -> Result<Call, ApiError> {
     refuse_unsupported(&mut body)?;
     let stream = body.boolean("stream")?.unwrap_or(false);
     let include_usage = options::read_stream_options(&mut body, &mut unknown)?;
-    let messages = read_messages(&mut body, &mut unknown)?;
+    let (messages, breakpoints) = read_messages(&mut body, &mut unknown)?;
     let mut template_kwargs = read_template_kwargs(&mut body)?;
     read_effort(&mut body, &mut template_kwargs)?;
     let tools = read_tools(&mut body)?;
@@ -47,6 +48,7 @@ pub fn read_chat(body: Value) -> Result<Call, ApiError> {
     let max_tokens = body.count("max_completion_tokens", 1)?.or(older);
     let client = NamedClient::read(&mut body)?;
     let terms = AskedTerms::read(&mut body)?;
+    let cache = read_cache_terms(&mut body, &client, breakpoints)?;
     let request = ChatRequest {
         model: body.string("model")?,
         messages,
@@ -55,6 +57,7 @@ pub fn read_chat(body: Value) -> Result<Call, ApiError> {
         sampling: options::read_sampling(&mut body)?,
         stop: options::read_stop(&mut body)?,
         max_tokens,
+        cache,
         ignore_eos: body.boolean("ignore_eos")?.unwrap_or(false),
         ..ChatRequest::default()
     };

@@ -7,6 +7,7 @@
 use serde_json::Value;
 
 use super::api_error::ApiError;
+use super::cache_terms::read_cache_terms;
 use super::client::NamedClient;
 use super::fields::{Fields, wrong_type};
 use super::options::{self, Call};
@@ -39,12 +40,14 @@ pub fn read_completion(body: Value) -> Result<Call, ApiError> {
     let max_tokens = body.count("max_completion_tokens", 1)?.or(older).unwrap_or(MAX_TOKENS);
     let client = NamedClient::read(&mut body)?;
     let terms = AskedTerms::read(&mut body)?;
+    let cache = read_cache_terms(&mut body, &client, Vec::new())?;
     let request = ChatRequest {
         model: body.string("model")?,
         prompt: Some(read_prompt(&mut body)?),
         sampling: options::read_sampling(&mut body)?,
         stop: options::read_stop(&mut body)?,
         max_tokens: Some(max_tokens),
+        cache,
         ignore_eos: body.boolean("ignore_eos")?.unwrap_or(false),
         ..ChatRequest::default()
     };

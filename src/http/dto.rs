@@ -88,6 +88,15 @@ pub struct UsageBody {
 pub struct PromptTokensDetails {
     /// Not computed again.
     pub cached_tokens: u32,
+    /// Of these, read from disk.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub ssd_cached_tokens: u32,
+    /// Computed, and kept for the next one.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub created_tokens: u32,
+    /// Lines that are different each time and were taken out of the system prompt.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub stripped_lines: u32,
 }
 
 /// The one choice of a text completion, whole or a chunk.
@@ -153,4 +162,9 @@ pub struct ModelBody {
     pub context_length: Option<u32>,
     /// Facts for people.
     pub facts: serde_json::Map<String, serde_json::Value>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }

@@ -7,17 +7,21 @@ use serde_json::{Map, Value};
 
 use super::api_error::ApiError;
 use super::body::{MAX_STRUCTURE, structure};
+use super::cache_terms::read_mark;
 use super::fields::{Fields, wrong_type};
 use crate::types::{ChatMessage, Role, ToolCall};
 
 /// Most messages in one request: a bound on work, far above any context.
 const MAX_MESSAGES: usize = 100_000;
 
-/// Reads `messages`.
+/// Reads `messages`, and which of them the client marked as ends of what is worth keeping.
 ///
 /// # Errors
 /// The first field that is wrong, by its path.
-pub fn read_messages(body: &mut Fields, unknown: &mut Vec<String>) -> Result<Vec<ChatMessage>, ApiError> {
+pub fn read_messages(
+    body: &mut Fields,
+    unknown: &mut Vec<String>,
+) -> Result<(Vec<ChatMessage>, Vec<usize>), ApiError> {
     let items = body
         .array("messages")?
         .ok_or_else(|| body.missing("messages", "an array with at least one message"))?;
@@ -25,21 +29,24 @@ pub fn read_messages(body: &mut Fields, unknown: &mut Vec<String>) -> Result<Vec
         let message = format!("has {} entries, the limit is {MAX_MESSAGES}", items.len());
         return Err(ApiError::field("messages", "invalid_value", message));
     }
-    let mut messages = Vec::with_capacity(items.len());
+    let (mut messages, mut marks) = (Vec::with_capacity(items.len()), Vec::new());
     // Arguments are JSON within the JSON: together they get as much as a body.
     let mut room = MAX_STRUCTURE;
     for (index, item) in items.into_iter().enumerate() {
         let fields = Fields::new(format!("messages[{index}]"), item)?;
-        messages.push(read_message(fields, unknown, &mut room)?);
+        let mut marked = false;
+        messages.push(read_message(fields, unknown, &mut room, &mut marked)?);
+        marks.extend(marked.then_some(index));
     }
     // An empty answer at the end is what a failed turn leaves behind in a client's history.
     if messages.last().is_some_and(is_empty_answer) {
         messages.pop();
+        marks.retain(|index| *index < messages.len());
     }
     if messages.is_empty() {
         return Err(ApiError::field("messages", "invalid_value", "must hold at least one message"));
     }
-    Ok(messages)
+    Ok((messages, marks))
 }
 
 fn is_empty_answer(message: &ChatMessage) -> bool {
@@ -53,9 +60,11 @@ fn read_message(
     mut fields: Fields,
     unknown: &mut Vec<String>,
     room: &mut usize,
+    marked: &mut bool,
 ) -> Result<ChatMessage, ApiError> {
     let role = read_role(&mut fields)?;
-    let content = read_content(&mut fields, role, unknown)?;
+    let content = read_content(&mut fields, role, unknown, marked)?;
+    *marked |= read_mark(&mut fields)?;
     let name = fields.string("name")?;
     let mut message = ChatMessage::text(role, "");
     message.content = content;
@@ -106,6 +115,7 @@ fn read_content(
     fields: &mut Fields,
     role: Role,
     unknown: &mut Vec<String>,
+    marked: &mut bool,
 ) -> Result<Option<String>, ApiError> {
     let path = fields.path("content");
     match fields.value("content") {
@@ -114,7 +124,7 @@ fn read_content(
         Some(Value::Array(parts)) => {
             let mut text = String::new();
             for (index, part) in parts.into_iter().enumerate() {
-                text.push_str(&read_part(format!("{path}[{index}]"), part, role, unknown)?);
+                text.push_str(&read_part(format!("{path}[{index}]"), part, role, unknown, marked)?);
             }
             Ok(Some(text))
         }
@@ -122,7 +132,13 @@ fn read_content(
     }
 }
 
-fn read_part(path: String, part: Value, role: Role, unknown: &mut Vec<String>) -> Result<String, ApiError> {
+fn read_part(
+    path: String,
+    part: Value,
+    role: Role,
+    unknown: &mut Vec<String>,
+    marked: &mut bool,
+) -> Result<String, ApiError> {
     if let Value::String(text) = part {
         return Ok(text);
     }
@@ -136,6 +152,7 @@ fn read_part(path: String, part: Value, role: Role, unknown: &mut Vec<String>) -
             return Err(ApiError::field(&fields.path("type"), "unsupported_parameter", message));
         }
     };
+    *marked |= read_mark(&mut fields)?;
     fields.unknown(unknown);
     Ok(text)
 }

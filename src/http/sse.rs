@@ -193,7 +193,12 @@ pub fn usage_body(usage: Usage) -> UsageBody {
         prompt_tokens: usage.prompt_tokens,
         completion_tokens: usage.completion_tokens,
         total_tokens: usage.prompt_tokens.saturating_add(usage.completion_tokens),
-        prompt_tokens_details: PromptTokensDetails { cached_tokens: usage.cached_tokens },
+        prompt_tokens_details: PromptTokensDetails {
+            cached_tokens: usage.cached_tokens,
+            ssd_cached_tokens: usage.ssd_cached_tokens,
+            created_tokens: usage.created_tokens,
+            stripped_lines: usage.stripped_lines,
+        },
     }
 }
 

@@ -9,12 +9,15 @@
 mod conversation;
 mod scripted;
 mod shape;
+mod spelling;
 
 use std::time::SystemTime;
 
 use crate::model::template::{Capabilities, ChatTemplate, TemplateInput};
 use crate::model::tokenizer::Tokenizer;
-use crate::types::{ChatRequest, PrepareError, Role, SamplingOptions, TokenId};
+pub use spelling::Spelled;
+
+use crate::types::{ChatMessage, ChatRequest, PrepareError, Role, SamplingOptions, TokenId};
 
 /// Everything about a model that is text.
 #[derive(Debug)]
@@ -62,25 +65,38 @@ impl TextModel {
     /// messages, `Field` where a variable or a text cannot be taken, or where it would lose a call or
     /// what a tool answered.
     pub fn render(&self, request: &ChatRequest, now: SystemTime) -> Result<Rendered, PrepareError> {
+        self.render_messages(request, &request.messages, true, now)
+    }
+
+    /// The same with other messages in place of the request's; `begins_answer`: up to the beginning
+    /// of an answer, else up to the end of the last message.
+    ///
+    /// # Errors
+    /// See [`TextModel::render`].
+    pub fn render_messages(
+        &self,
+        request: &ChatRequest,
+        messages: &[ChatMessage],
+        begins_answer: bool,
+        now: SystemTime,
+    ) -> Result<Rendered, PrepareError> {
         let template =
             self.template.as_ref().ok_or_else(|| PrepareError::NoTemplate { model: self.name.clone() })?;
         let has_tools = !request.tools.is_empty();
-        let has_calls = request
-            .messages
-            .iter()
-            .any(|message| !message.tool_calls.is_empty() || message.role == Role::Tool);
+        let has_calls =
+            messages.iter().any(|message| !message.tool_calls.is_empty() || message.role == Role::Tool);
         let template = template.of(has_tools || has_calls);
         let can = template.own_capabilities();
-        let ends_with_user = request.messages.last().is_some_and(|last| last.role == Role::User);
+        let ends_with_user = messages.last().is_some_and(|last| last.role == Role::User);
         let folding = (!ends_with_user && !can.system_before_results)
             .then(|| Capabilities { system_role: false, ..can.clone() });
         let can = folding.as_ref().unwrap_or(can);
-        shape::refuse_lost(&request.messages, has_tools, can)?;
-        let messages = shape::shaped(&request.messages, can);
+        shape::refuse_lost(messages, has_tools, can)?;
+        let messages = shape::shaped(messages, can);
         let mut input = TemplateInput {
             messages: conversation::messages(&messages, can)?,
             tools: conversation::tools(&request.tools),
-            add_generation_prompt: true,
+            add_generation_prompt: begins_answer,
             variables: request.template_kwargs.clone(),
         };
         let sentinel = conversation::disarm(&mut input, self.tokenizer.controls(), &template.source)?;

@@ -167,16 +167,34 @@ impl Tokenizer {
         text: &str,
         sentinel: Option<char>,
     ) -> Result<Vec<TokenId>, PrepareError> {
+        self.encode_all(text, sentinel, true)
+    }
+
+    /// As [`Tokenizer::encode_marked`], for text that stands behind other text.
+    pub(crate) fn encode_rest(
+        &self,
+        text: &str,
+        sentinel: Option<char>,
+    ) -> Result<Vec<TokenId>, PrepareError> {
+        self.encode_all(text, sentinel, false)
+    }
+
+    fn encode_all(
+        &self,
+        text: &str,
+        sentinel: Option<char>,
+        is_whole: bool,
+    ) -> Result<Vec<TokenId>, PrepareError> {
         let mut ids = Vec::new();
         let mut done = 0;
         for found in self.controls.find(text) {
             // Tokens that swallow neighbouring space may overlap the one before.
             let start = found.start.max(done);
-            self.encode_between(&text[done..start], sentinel, done == 0, &mut ids)?;
+            self.encode_between(&text[done..start], sentinel, is_whole && done == 0, &mut ids)?;
             ids.push(found.id);
             done = found.end.max(done);
         }
-        self.encode_between(&text[done..], sentinel, done == 0, &mut ids)?;
+        self.encode_between(&text[done..], sentinel, is_whole && done == 0, &mut ids)?;
         Ok(ids)
     }
 
@@ -196,12 +214,18 @@ impl Tokenizer {
 
     /// Encodes the beginning of a whole text.
     fn encode_first(&self, text: &str, ids: &mut Vec<TokenId>) -> Result<(), PrepareError> {
-        let Some(unless) = &self.first_space else { return self.encode_plain(text, ids) };
-        let is_spared = text.is_empty() || unless.iter().any(|begin| text.starts_with(begin.as_str()));
-        if !is_spared {
+        if self.puts_space_before(text) {
             return self.encode_plain(&format!(" {text}"), ids);
         }
         self.encode_plain(text, ids)
+    }
+
+    /// Whether a whole text that begins so gets a space before it.
+    pub(crate) fn puts_space_before(&self, text: &str) -> bool {
+        let spared = |unless: &Vec<String>| {
+            text.is_empty() || unless.iter().any(|begin| text.starts_with(begin.as_str()))
+        };
+        self.first_space.as_ref().is_some_and(|unless| !spared(unless))
     }
 
     fn encode_plain(&self, text: &str, ids: &mut Vec<TokenId>) -> Result<(), PrepareError> {
@@ -225,6 +249,11 @@ impl Tokenizer {
 
     pub(crate) fn controls(&self) -> &Controls {
         &self.controls
+    }
+
+    /// The bytes an id stands for, see [`Tokenizer::token_bytes`].
+    pub(crate) fn piece(&self, id: TokenId) -> &[u8] {
+        self.pieces.get(id)
     }
 
     /// Bytes of text that an id gives in an answer: none for a control token.

@@ -18,6 +18,12 @@ pub struct Usage {
     pub prompt_tokens: u32,
     /// Of these, how many came from the prompt cache.
     pub cached_tokens: u32,
+    /// Of those, how many came from its tier on disk.
+    pub ssd_cached_tokens: u32,
+    /// Tokens of the prompt that were computed and are kept now.
+    pub created_tokens: u32,
+    /// Lines of the system prompt that the normaliser took out.
+    pub stripped_lines: u32,
     /// Tokens produced, the end-of-sequence token included.
     pub completion_tokens: u32,
 }

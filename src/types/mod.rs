@@ -3,6 +3,7 @@
 //! A leaf: imports no other layer, knows neither HTTP nor tensors nor the actor
 //! framework. Everything here is validated once, where it enters the process.
 
+pub mod cache_terms;
 pub mod clock;
 pub mod error;
 pub mod event;
@@ -14,6 +15,7 @@ pub mod terms;
 pub mod ticket;
 pub mod trace;
 
+pub use cache_terms::{CacheTerms, MAX_BREAKPOINTS, MAX_NAME_BYTES};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::{EngineError, LoadError, PrepareError, Refusal};
 pub use event::{ChatEvent, Failure, FailureReason, FinishReason, Timings, Usage};

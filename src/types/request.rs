@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
+use super::cache_terms::CacheTerms;
 use super::error::PrepareError;
 use super::ids::TokenId;
 use super::sampling::{SamplingOptions, SamplingParams};
@@ -105,6 +106,8 @@ pub struct ChatRequest {
     pub max_tokens: Option<u32>,
     /// Go on past end-of-sequence tokens (for measurements).
     pub ignore_eos: bool,
+    /// What it says of the prompt cache.
+    pub cache: CacheTerms,
     /// For fairness and logs.
     pub client: ClientId,
     /// How urgent it is.

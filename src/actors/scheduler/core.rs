@@ -23,7 +23,7 @@ use crate::actors::scheduler::plan::Limits;
 use crate::actors::scheduler::rate::QueueRate;
 use crate::actors::scheduler::recover::CrashState;
 use crate::actors::scheduler::row::{Flow, Row};
-use crate::cache::{PrefixTree, Storage};
+use crate::cache::{PrefixTree, Storage, TokenHistory};
 use crate::config::Config;
 use crate::model::Engine;
 use crate::model::text::TextModel;
@@ -53,6 +53,8 @@ pub(crate) struct Settings {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) gauges: Arc<Gauges>,
     pub(crate) pulse: Arc<Pulse>,
+    /// Told of what answers were made of.
+    pub(crate) history: Arc<TokenHistory>,
 }
 
 impl Settings {
@@ -75,6 +77,7 @@ impl Settings {
             clock: Arc::clone(clock),
             gauges: Arc::clone(gauges),
             pulse: Arc::default(),
+            history: Arc::default(),
         }
     }
 }
@@ -125,7 +128,7 @@ pub(crate) struct Core {
     pub(crate) alone_last: bool,
     /// Memory ran out in the last step: nobody is admitted in the next.
     pub(crate) memory_short: bool,
-    text: Option<Arc<TextModel>>,
+    pub(crate) text: Option<Arc<TextModel>>,
     arrivals: u64,
 }
 

@@ -34,6 +34,8 @@ pub(crate) struct Reuse {
     /// Lengths that the client marked.
     pub(crate) breakpoints: Vec<u32>,
     pub(crate) session: Option<String>,
+    /// Lines that were taken out of the prompt.
+    pub(crate) stripped: u32,
     /// What the cache had for it when it was first admitted.
     pub(crate) found: Option<Lookup<SequenceId>>,
     /// The prefix that it shares memory with, which is kept meanwhile.
@@ -67,6 +69,7 @@ impl Reuse {
             stable: prompt.stable,
             breakpoints: prompt.breakpoints.clone(),
             session: prompt.session.clone(),
+            stripped: prompt.stripped,
             found: None,
             pinned: None,
             reading: None,
@@ -149,6 +152,12 @@ impl Core {
 
     /// Keeps the row's sequence for later prompts, or closes it.
     pub(crate) fn deposit(&mut self, row: &mut Row, end: &End) {
+        if matches!(end, End::Done(_))
+            && row.placement.prompt_cache
+            && let Some(text) = &self.text
+        {
+            self.settings.history.remember(&text.name, row.tokens.clone());
+        }
         let least = match end {
             End::Done(_) => LEAST_REUSE_TOKENS,
             End::Cancelled => KEEP_CANCELLED_TOKENS,

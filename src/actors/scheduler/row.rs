@@ -430,6 +430,13 @@ impl Row {
         Usage {
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached.unwrap_or(0),
+            ssd_cached_tokens: self.disk_tokens(self.cached.unwrap_or(0)),
+            created_tokens: if self.placement.prompt_cache {
+                self.prompt_tokens.saturating_sub(self.cached.unwrap_or(0))
+            } else {
+                0
+            },
+            stripped_lines: self.reuse.stripped,
             completion_tokens: self.produced(),
         }
     }

@@ -39,7 +39,7 @@ proptest! {
 
 #[test]
 fn the_end_has_finish_usage_and_done() {
-    let usage = Usage { prompt_tokens: 7, cached_tokens: 3, completion_tokens: 2 };
+    let usage = Usage { prompt_tokens: 7, cached_tokens: 3, completion_tokens: 2, ..Usage::default() };
     let bytes = writer(true).done(FinishReason::Length, usage);
     let text = std::str::from_utf8(&bytes).unwrap();
     let events: Vec<&str> = text.split_inclusive("\n\n").collect();
