@@ -115,7 +115,8 @@ fn an_answer_in_other_tokens_is_found_again() {
     for text in MODELS.iter() {
         let mut messages = vec![ChatMessage::text(Role::User, "Name a river.")];
         let mut known = text.encode(&render(text, &messages).unwrap()).unwrap();
-        let letters = "Elbe".chars().flat_map(|letter| text.tokenizer.encode_text(&letter.to_string()).unwrap());
+        let letters =
+            "Elbe".chars().flat_map(|letter| text.tokenizer.encode_text(&letter.to_string()).unwrap());
         known.extend(letters);
         messages.push(ChatMessage::text(Role::Assistant, "Elbe"));
         messages.push(ChatMessage::text(Role::User, "Another one."));

@@ -161,6 +161,8 @@ pub(crate) struct Reset {
     pub(crate) model: usize,
     /// What the state of this engine is called on disk, where there is such a tier.
     pub(crate) namespace: Option<Arc<str>>,
+    /// What its tokenizer is called.
+    pub(crate) text: String,
 }
 
 /// The prompt cache gave rows up: close their sequences. From the prompt cache to the
@@ -238,10 +240,63 @@ pub(crate) struct FlushDisk;
 #[rtype(result = "CacheReport")]
 pub struct CacheStatistics;
 
-/// Forgets all that is kept in memory. From anybody to the prompt cache; the reply is the state after.
+/// Forgets all that is kept. From anybody to the prompt cache; the reply is the state after.
 #[derive(Message, Clone, Copy, Debug, Default)]
 #[rtype(result = "CacheReport")]
-pub struct ClearCache;
+pub struct ClearCache {
+    /// On disk as well, not only in memory.
+    pub disk: bool,
+}
+
+/// Asks for conversations with kept state. From anybody to the prompt cache.
+#[derive(Message, Clone, Debug, Default)]
+#[rtype(result = "Vec<SessionReport>")]
+pub struct ListSessions {
+    /// Whose: an identity made of an API key, or empty.
+    pub owner: String,
+}
+
+/// A conversation with kept state.
+#[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
+pub struct SessionReport {
+    /// The model's id.
+    pub model: String,
+    /// The client's name for it.
+    pub id: String,
+    /// Tokens of its newest state; 0 where that was given up meanwhile.
+    pub tokens: u32,
+    /// Requests so far.
+    pub turns: u32,
+    /// Time since the last one ended.
+    pub idle: Duration,
+    /// Neither given up nor forgotten.
+    pub pinned: bool,
+}
+
+/// Changes a conversation, in all models that know it. From anybody to the prompt cache, which
+/// answers whether there is one, and for a pin whether there was room for it.
+#[derive(Message, Clone, Debug)]
+#[rtype(result = "bool")]
+pub struct ChangeSession {
+    /// Whose: an identity made of an API key, or empty.
+    pub owner: String,
+    /// The client's name for it.
+    pub id: String,
+    /// What is to become of it.
+    pub change: SessionChange,
+}
+
+/// See [`ChangeSession`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SessionChange {
+    /// Keep its state until it is unpinned, or memory runs out otherwise.
+    Pin,
+    /// Keep it as long as any other's.
+    Unpin,
+    /// Give its state up, in memory and on disk, as far as no other conversation shares it.
+    Drop,
+}
 
 /// Reply of [`CacheStatistics`]: sums over all models of the instance.
 #[derive(Clone, PartialEq, Eq, Debug, Default, actix::MessageResponse)]

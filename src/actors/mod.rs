@@ -20,6 +20,7 @@
 //! | folder's thread ⇢ prompt cache | `SsdAnswer` | – | one a job |
 //! | stop → prompt cache | `FlushDisk` | `()`, once all is written | one |
 //! | anybody → prompt cache | [`CacheStatistics`], [`ClearCache`] | `CacheReport`, at once | – |
+//! | anybody → prompt cache | [`ListSessions`], [`ChangeSession`] | at once | – |
 //! | drain → gateway, schedulers | `Drain` | `Drained` | one |
 //! | stop → gateway | `Halt` | `()` | one |
 //!
@@ -43,7 +44,10 @@ pub(crate) mod turns;
 pub(crate) mod watchdog;
 pub mod wiring;
 
-pub use messages::{CacheReport, CacheStatistics, ChatStream, ClearCache, OpenChat, Transcribe, Transcript};
+pub use messages::{
+    CacheReport, CacheStatistics, ChangeSession, ChatStream, ClearCache, ListSessions, OpenChat,
+    SessionChange, SessionReport, Transcribe, Transcript,
+};
 pub use scheduler::restart::RestartPolicy;
 pub use status::{Health, ModelState, ModelStatus};
 pub use wiring::{Greenroom, GreenroomBuilder, Handles, StartError};

@@ -8,38 +8,64 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use actix::WeakAddr;
 use actix::prelude::*;
 use tokio::sync::oneshot;
 
 use crate::actors::messages::{
-    CacheReport, CacheStatistics, ClearCache, CloseReleased, ExportSegment, FlushDisk, OrderDisk, Reset,
-    SegmentRead, SsdAnswer, SsdEvent,
+    CacheReport, CacheStatistics, ChangeSession, ClearCache, CloseReleased, ExportSegment, FlushDisk,
+    ListSessions, OrderDisk, Reset, SegmentRead, SessionChange, SessionReport, SsdAnswer, SsdEvent,
 };
 use crate::actors::scheduler::BatchScheduler;
-use crate::actors::scheduler::core::SharedTree;
+use crate::actors::scheduler::core::{SharedSessions, SharedTree};
 use crate::actors::scheduler::disk::{DiskOrder, ReadId, SharedSegments, name_on_disk};
+use crate::actors::scheduler::reuse::tell_tree;
 use crate::actors::ssd_writer::{SsdJob, SsdSettings, SsdWriter};
 use crate::cache::ssd::{ScanReport, SegmentHead, SegmentId, SegmentIndex};
-use crate::cache::{Namespace, TokenHistory};
+use crate::cache::{Namespace, Session, SessionKey, TokenHistory};
 use crate::observe::{Gauges, fields};
 use crate::types::{Clock, TokenId};
 
+/// How often idle conversations are looked for.
+const EXPIRY: Duration = Duration::from_secs(60);
 /// Fewer new tokens are not worth a file.
 const LEAST_WRITE_TOKENS: u32 = 16;
 /// Most tokens of a segment: what is read and given up at once.
 const SEGMENT_TOKENS: u32 = 512;
+/// Conversations of earlier lives whose ids are remembered.
+const MOST_REMEMBERED: usize = 200;
 /// Prefixes that wait to be written; beyond it the oldest is given up.
 const MOST_PENDING: usize = 256;
 
 /// One model's part.
 pub(crate) struct CacheOf {
+    /// The model's id.
+    pub(crate) name: String,
     pub(crate) tree: SharedTree,
+    pub(crate) sessions: SharedSessions,
     /// Who has the engine.
     pub(crate) scheduler: WeakAddr<BatchScheduler>,
     /// What its state is called on disk.
     pub(crate) namespace: Option<Arc<str>>,
+    /// What its tokenizer is called, until earlier lives' answers are remembered.
+    pub(crate) forgetful: Option<String>,
+}
+
+impl CacheOf {
+    /// Has the sequences of what was given up closed.
+    fn close_released(&self) {
+        if let Some(scheduler) = self.scheduler.upgrade() {
+            // BOUND: one an order from outside.
+            scheduler.do_send(CloseReleased);
+        }
+    }
+
+    fn pin(&self, key: &SessionKey, is_on: bool) -> bool {
+        let changes = self.sessions.borrow_mut().pin(key, is_on);
+        changes.map(|changes| tell_tree(&mut self.tree.borrow_mut(), changes)).is_some()
+    }
 }
 
 /// A prefix that is to be on disk.
@@ -245,6 +271,26 @@ impl Ssd {
         self.remove(gone);
     }
 
+    /// Forgets all that is there, and what is about to be.
+    fn clear(&mut self) {
+        self.pending.clear();
+        let mut gone = Vec::new();
+        if let Some(index) = self.segments.borrow_mut().as_mut() {
+            let all: Vec<SegmentId> = index.heads().map(|head| head.id).collect();
+            gone = all.into_iter().flat_map(|id| index.remove(id)).collect();
+        }
+        self.remove(gone);
+    }
+
+    /// Forgets a path as far as nothing else builds on it.
+    fn drop_path(&mut self, base: &str, namespace: &Namespace, tokens: &[TokenId]) {
+        self.pending
+            .retain(|pending| pending.namespace != *namespace || !tokens.starts_with(&pending.tokens));
+        let name = name_on_disk(base, namespace);
+        let gone = self.segments.borrow_mut().as_mut().map(|index| index.remove_path(&name, tokens));
+        self.remove(gone.unwrap_or_default());
+    }
+
     fn is_idle(&self) -> bool {
         self.pending.is_empty() && self.writing.is_none()
     }
@@ -266,6 +312,7 @@ pub(crate) struct PromptCache {
     pub(crate) models: Vec<CacheOf>,
     pub(crate) ssd: Option<Ssd>,
     pub(crate) history: Arc<TokenHistory>,
+    pub(crate) clock: Arc<dyn Clock>,
 }
 
 impl PromptCache {
@@ -303,8 +350,23 @@ impl PromptCache {
         }
     }
 
+    /// Remembers what answers of earlier lives were made of, once both folder and model are there.
+    fn remember(&mut self) {
+        let Some(ssd) = &self.ssd else { return };
+        let segments = ssd.segments.borrow();
+        let Some(index) = segments.as_ref() else { return };
+        for model in &mut self.models {
+            let Some(namespace) = model.namespace.as_deref() else { continue };
+            let Some(text) = model.forgetful.take() else { continue };
+            let paths: Vec<_> = index.ends(namespace).take(MOST_REMEMBERED).collect();
+            // The latest last: it is the last to be forgotten.
+            paths.into_iter().rev().for_each(|path| self.history.remember(&text, path));
+        }
+    }
+
     /// Goes on with writing, and tells those who wait for the end of it.
     fn go_on(&mut self) {
+        self.remember();
         let Some(ssd) = self.ssd.as_mut() else { return };
         while let Some(export) = ssd.next(&self.models) {
             let model = ssd.writing.as_ref().and_then(|writing| self.models.get(writing.of.model));
@@ -321,6 +383,14 @@ impl PromptCache {
         }
     }
 
+    fn expire_sessions(&mut self) {
+        let now = self.clock.now();
+        for model in &self.models {
+            let changes = model.sessions.borrow_mut().expire(now);
+            tell_tree(&mut model.tree.borrow_mut(), changes);
+        }
+    }
+
     fn answer_read(&self, model: usize, answer: SegmentRead) {
         if let Some(scheduler) = self.models.get(model).and_then(|model| model.scheduler.upgrade()) {
             // BOUND: one a segment that was asked for.
@@ -331,6 +401,10 @@ impl PromptCache {
 
 impl Actor for PromptCache {
     type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.run_interval(EXPIRY, |me, _| me.expire_sessions());
+    }
 }
 
 impl Handler<CacheStatistics> for PromptCache {
@@ -344,15 +418,68 @@ impl Handler<CacheStatistics> for PromptCache {
 impl Handler<ClearCache> for PromptCache {
     type Result = CacheReport;
 
-    fn handle(&mut self, _: ClearCache, _: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, clear: ClearCache, _: &mut Self::Context) -> Self::Result {
         for model in &self.models {
+            model.sessions.borrow_mut().forget_all();
             model.tree.borrow_mut().release_all();
-            if let Some(scheduler) = model.scheduler.upgrade() {
-                // BOUND: one an order to clear.
-                scheduler.do_send(CloseReleased);
-            }
+            model.close_released();
+        }
+        if let Some(ssd) = self.ssd.as_mut().filter(|_| clear.disk) {
+            ssd.clear();
         }
         self.report()
+    }
+}
+
+impl Handler<ListSessions> for PromptCache {
+    type Result = MessageResult<ListSessions>;
+
+    fn handle(&mut self, ask: ListSessions, _: &mut Self::Context) -> Self::Result {
+        self.expire_sessions();
+        let now = self.clock.now();
+        let of = |model: &CacheOf| {
+            let tree = model.tree.borrow();
+            let report = |(id, session): (String, Session)| SessionReport {
+                model: model.name.clone(),
+                id,
+                tokens: tree.tokens_of(session.tail),
+                turns: session.turns,
+                idle: now.saturating_sub(session.used),
+                pinned: session.pinned,
+            };
+            model.sessions.borrow().list(&ask.owner).into_iter().map(report).collect::<Vec<_>>()
+        };
+        MessageResult(self.models.iter().flat_map(of).collect())
+    }
+}
+
+impl Handler<ChangeSession> for PromptCache {
+    type Result = bool;
+
+    fn handle(&mut self, order: ChangeSession, _: &mut Self::Context) -> Self::Result {
+        let key = SessionKey { owner: order.owner, id: order.id };
+        let mut is_done = false;
+        for model in &self.models {
+            is_done |= match order.change {
+                SessionChange::Pin => model.pin(&key, true),
+                SessionChange::Unpin => model.pin(&key, false),
+                SessionChange::Drop => {
+                    let forgotten = model.sessions.borrow_mut().forget(&key);
+                    let Some((session, changes)) = forgotten else { continue };
+                    let mut tree = model.tree.borrow_mut();
+                    tell_tree(&mut tree, changes);
+                    let tokens = tree.path_of(session.tail);
+                    tree.release(session.tail);
+                    drop(tree);
+                    model.close_released();
+                    if let (Some(ssd), Some(base)) = (self.ssd.as_mut(), model.namespace.as_deref()) {
+                        ssd.drop_path(base, &session.namespace, &tokens);
+                    }
+                    true
+                }
+            };
+        }
+        is_done
     }
 }
 
@@ -363,7 +490,9 @@ impl Handler<Reset> for PromptCache {
     /// from the new one.
     fn handle(&mut self, reset: Reset, _: &mut Self::Context) {
         if let Some(model) = self.models.get_mut(reset.model) {
+            let is_new = model.namespace.is_none();
             model.namespace = reset.namespace;
+            model.forgetful = is_new.then_some(reset.text);
         }
         self.go_on();
     }

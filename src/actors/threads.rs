@@ -18,7 +18,7 @@ use crate::actors::loader::Loader;
 use crate::actors::messages::EngineState;
 use crate::actors::preparation::{PreparationExecutor, Primers};
 use crate::actors::prompt_cache::{CacheOf, PromptCache, Ssd};
-use crate::actors::scheduler::core::Settings;
+use crate::actors::scheduler::core::{Settings, SharedSessions};
 use crate::actors::scheduler::disk::SharedSegments;
 use crate::actors::scheduler::restart::RestartPolicy;
 use crate::actors::scheduler::{BatchScheduler, SchedulerParts};
@@ -69,15 +69,19 @@ impl ComputeActors {
     /// so they are made together.
     fn start(self) -> Addresses {
         let cache = Context::<PromptCache>::new();
-        let turns = ComputeTurns::new(Arc::clone(&self.clock));
+        let clock = Arc::clone(&self.clock);
+        let turns = ComputeTurns::new(Arc::clone(&clock));
         let segments = SharedSegments::default();
         let has_ssd = self.ssd.is_some() && self.caches;
         let (mut schedulers, mut models) = (Vec::new(), Vec::new());
         for (model, (settings, source)) in self.settings.into_iter().zip(self.sources).enumerate() {
             let tree = Rc::new(RefCell::new(PrefixTree::new(self.caches)));
+            let sessions = SharedSessions::default();
+            let name = settings.model.clone();
             let parts = SchedulerParts {
                 settings,
                 tree: Rc::clone(&tree),
+                sessions: Rc::clone(&sessions),
                 turns: turns.clone(),
                 model,
                 source,
@@ -88,7 +92,14 @@ impl ComputeActors {
                 segments: has_ssd.then(|| Rc::clone(&segments)),
             };
             let scheduler = Supervisor::start(move |_| BatchScheduler::new(parts));
-            models.push(CacheOf { tree, scheduler: scheduler.downgrade(), namespace: None });
+            models.push(CacheOf {
+                name,
+                tree,
+                sessions,
+                scheduler: scheduler.downgrade(),
+                namespace: None,
+                forgetful: None,
+            });
             schedulers.push(scheduler);
         }
         let (mut ssd, mut thread) = (None, None);
@@ -103,7 +114,7 @@ impl ComputeActors {
                 }
             }
         }
-        let cache = cache.run(PromptCache { models, ssd, history: self.history });
+        let cache = cache.run(PromptCache { models, ssd, history: self.history, clock });
         Addresses { schedulers, cache, transcription: TranscriptionService.start(), ssd: thread }
     }
 }

@@ -13,7 +13,8 @@ use tokio::sync::watch;
 use crate::actors::gateway::{Gateway, Served};
 use crate::actors::loader::Loader;
 use crate::actors::messages::{
-    CacheStatistics, ChatStream, ClearCache, Drain, FlushDisk, Halt, OpenChat, Transcribe,
+    CacheStatistics, ChangeSession, ChatStream, ClearCache, Drain, FlushDisk, Halt, ListSessions, OpenChat,
+    Transcribe,
 };
 use crate::actors::retry::RetryAdvice;
 use crate::actors::scheduler::BatchScheduler;
@@ -150,6 +151,8 @@ impl GreenroomBuilder {
             transcribe: addresses.transcription.recipient(),
             cache: addresses.cache.clone().recipient(),
             clear_cache: addresses.cache.clone().recipient(),
+            list_sessions: addresses.cache.clone().recipient(),
+            change_session: addresses.cache.clone().recipient(),
             board,
             gauges,
             pulses,
@@ -309,6 +312,8 @@ pub struct Handles {
     transcribe: Recipient<Transcribe>,
     cache: Recipient<CacheStatistics>,
     clear_cache: Recipient<ClearCache>,
+    list_sessions: Recipient<ListSessions>,
+    change_session: Recipient<ChangeSession>,
     board: Arc<Board>,
     gauges: Arc<Gauges>,
     pulses: Vec<Arc<Pulse>>,
@@ -340,7 +345,17 @@ impl Handles {
         &self.cache
     }
 
-    /// Where the order to forget finished rows goes.
+    /// Where questions about conversations go.
+    pub fn list_sessions(&self) -> &Recipient<ListSessions> {
+        &self.list_sessions
+    }
+
+    /// Where orders about conversations go.
+    pub fn change_session(&self) -> &Recipient<ChangeSession> {
+        &self.change_session
+    }
+
+    /// Where the order to forget what is kept goes.
     pub fn clear_cache(&self) -> &Recipient<ClearCache> {
         &self.clear_cache
     }

@@ -4,10 +4,12 @@
 //! how it is freed: whatever is given up is handed back to the caller.
 
 pub mod history;
+pub mod sessions;
 pub mod ssd;
 pub mod tree;
 
 pub use history::TokenHistory;
+pub use sessions::{Session, SessionKey, Sessions};
 pub use tree::{
     Evicted, Found, Lookup, MissReason, Namespace, NodeRef, PrefixTree, Storage, Terms, TreeStatistics,
 };

@@ -53,10 +53,12 @@ fn identity(headers: &HeaderMap, named: &NamedClient, peer: Option<IpAddr>) -> C
     if let Some(key) = key {
         let mut hasher = DefaultHasher::new();
         key.hash(&mut hasher);
-        return ClientId(format!("key:{:016x}", hasher.finish()));
+        return ClientId(format!("{}{:016x}", ClientId::KEY, hasher.finish()));
     }
     if let Some(name) = said(header("x-client-id")).or_else(|| said(named.user.as_deref())) {
-        return ClientId(name);
+        // Nobody is a key by saying so.
+        let claims = name.starts_with(ClientId::KEY);
+        return ClientId(if claims { format!("client:{name}") } else { name });
     }
     let session =
         said(named.session.as_deref()).or_else(|| SESSION_HEADERS.iter().find_map(|name| said(header(name))));

@@ -9,6 +9,7 @@
 mod api_error;
 mod audio;
 mod body;
+mod cache;
 mod cache_terms;
 mod chat;
 mod chat_request;

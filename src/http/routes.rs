@@ -7,17 +7,19 @@ use actix_web::{HttpRequest, HttpResponse, Resource, ResponseError, Route, web};
 
 use super::api_error::ApiError;
 use super::state::State;
-use super::{audio, chat, edge, health, models, page, requests};
+use super::{audio, cache, chat, edge, health, models, page, requests};
 use crate::actors::Handles;
 use crate::config::HttpConfig;
 
 /// Every path of the API, for suggestions.
-const PATHS: [&str; 9] = [
+const PATHS: [&str; 11] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/models",
     "/v1/audio/transcriptions",
     "/v1/requests",
+    "/v1/cache",
+    "/v1/cache/sessions",
     "/health",
     "/livez",
     "/readyz",
@@ -50,6 +52,28 @@ pub fn configure(
             .service(only_post("/v1/chat/completions", web::post().to(chat::chat)))
             .service(only_post("/v1/completions", web::post().to(chat::text)))
             .service(only_post("/v1/audio/transcriptions", web::post().to(audio::transcriptions)))
+            .service(
+                web::resource("/v1/cache")
+                    .route(web::get().to(cache::report))
+                    .route(web::head().to(cache::report))
+                    .route(web::delete().to(cache::clear))
+                    .default_service(web::to(|request: HttpRequest| async move {
+                        wrong_method(&request, "GET, HEAD, DELETE")
+                    })),
+            )
+            .service(only_get(
+                "/v1/cache/sessions",
+                || web::get().to(cache::sessions),
+                || web::head().to(cache::sessions),
+            ))
+            .service(
+                web::resource("/v1/cache/sessions/{id:.+}")
+                    .route(web::post().to(cache::pin))
+                    .route(web::delete().to(cache::forget))
+                    .default_service(web::to(|request: HttpRequest| async move {
+                        wrong_method(&request, "POST, DELETE")
+                    })),
+            )
             .service(only_get(
                 "/v1/requests",
                 || web::get().to(requests::list),

@@ -84,6 +84,16 @@ impl ChatMessage {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct ClientId(pub String);
 
+impl ClientId {
+    /// What identities made of an API key begin with; a hash of the key follows.
+    pub const KEY: &str = "key:";
+
+    /// The identity, if it is an API key's.
+    pub fn api_key(&self) -> Option<&str> {
+        self.0.starts_with(Self::KEY).then_some(self.0.as_str())
+    }
+}
+
 /// A chat request, validated field by field where it entered the process.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ChatRequest {

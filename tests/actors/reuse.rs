@@ -38,7 +38,7 @@ fn a_cleared_cache_gives_its_memory_back() {
         read(greenroom.chat(ask("q")).await.unwrap()).await;
         let handles = greenroom.handles();
         assert!(handles.gauges().kv_used_bytes.get() > 0);
-        let report = handles.clear_cache().send(ClearCache).await.unwrap();
+        let report = handles.clear_cache().send(ClearCache::default()).await.unwrap();
         assert_eq!(report.entries, 0);
         until("the memory", || handles.gauges().kv_used_bytes.get() == 0).await;
         let (_, end) = read(greenroom.chat(ask("q")).await.unwrap()).await;

@@ -23,7 +23,7 @@ use crate::actors::scheduler::plan::Limits;
 use crate::actors::scheduler::rate::QueueRate;
 use crate::actors::scheduler::recover::CrashState;
 use crate::actors::scheduler::row::{Flow, Row};
-use crate::cache::{PrefixTree, Storage, TokenHistory};
+use crate::cache::{PrefixTree, Sessions, Storage, TokenHistory};
 use crate::config::Config;
 use crate::model::Engine;
 use crate::model::text::TextModel;
@@ -37,6 +37,8 @@ const NO_ENGINE_PAUSE: Duration = Duration::from_millis(50);
 
 /// The kept prefixes as the two actors of the compute thread share them.
 pub(crate) type SharedTree = Rc<RefCell<PrefixTree<SequenceId>>>;
+/// Conversations, shared likewise.
+pub(crate) type SharedSessions = Rc<RefCell<Sessions>>;
 
 /// What a scheduler is told once.
 #[derive(Clone)]
@@ -108,6 +110,7 @@ pub(crate) struct Core {
     pub(crate) settings: Settings,
     pub(crate) engine: Option<Box<dyn Engine>>,
     pub(crate) tree: SharedTree,
+    pub(crate) sessions: SharedSessions,
     pub(crate) epoch: Epoch,
     pub(crate) waiting: Vec<Row>,
     pub(crate) running: Vec<Row>,
@@ -139,6 +142,7 @@ impl Core {
             settings,
             engine: None,
             tree,
+            sessions: SharedSessions::default(),
             epoch: Epoch(0),
             waiting: Vec::new(),
             running: Vec::new(),
@@ -156,6 +160,11 @@ impl Core {
             text: None,
             arrivals: 0,
         }
+    }
+
+    /// With sessions that another actor has as well.
+    pub(crate) fn with_sessions(self, sessions: SharedSessions) -> Self {
+        Self { sessions, ..self }
     }
 
     /// Takes an engine into service.

@@ -28,7 +28,7 @@ pub(crate) mod plan;
 mod rate;
 mod recover;
 pub(crate) mod restart;
-mod reuse;
+pub(crate) mod reuse;
 pub(crate) mod row;
 mod step;
 pub(crate) mod stop;
@@ -47,7 +47,7 @@ use crate::actors::messages::{
     OrderDisk, Reset, RunNative, SegmentRead,
 };
 use crate::actors::prompt_cache::PromptCache;
-use crate::actors::scheduler::core::{Core, Progress, SharedTree, panic_message};
+use crate::actors::scheduler::core::{Core, Progress, SharedSessions, SharedTree, panic_message};
 use crate::actors::scheduler::disk::{DiskOrder, SharedSegments};
 use crate::actors::scheduler::native::{NativeJobs, Queued};
 use crate::actors::scheduler::recover::Fault;
@@ -67,6 +67,7 @@ const LONGEST_SLICE: Duration = Duration::from_millis(10);
 pub(crate) struct SchedulerParts {
     pub(crate) settings: core::Settings,
     pub(crate) tree: SharedTree,
+    pub(crate) sessions: SharedSessions,
     pub(crate) turns: ComputeTurns,
     /// Index of the model in the instance.
     pub(crate) model: usize,
@@ -131,7 +132,7 @@ pub(crate) struct BatchScheduler {
 impl BatchScheduler {
     pub(crate) fn new(parts: SchedulerParts) -> Self {
         Self {
-            core: Core::new(parts.settings, parts.tree),
+            core: Core::new(parts.settings, parts.tree).with_sessions(parts.sessions),
             steps: parts.turns.lane(1.0),
             jobs: NativeJobs::default(),
             jobs_lane: parts.turns.lane(1.0),
@@ -377,7 +378,8 @@ impl BatchScheduler {
         self.phase = Phase::Ready;
         if let Some(cache) = self.cache.upgrade() {
             // BOUND: one an epoch.
-            cache.do_send(Reset { model: self.model, namespace: self.core.disk.namespace.clone() });
+            let namespace = self.core.disk.namespace.clone();
+            cache.do_send(Reset { model: self.model, namespace, text: text.name.clone() });
         }
         let facts = facts(&text, &info);
         self.report(EngineCondition::Ready { text, context, facts });

@@ -66,6 +66,7 @@ impl Core {
         // A broken engine may panic again on its way out.
         let _lost = catch_unwind(AssertUnwindSafe(move || drop(engine)));
         self.tree.borrow_mut().forget_all();
+        self.sessions.borrow_mut().forget_all();
         self.disk.forget_sequences();
         self.epoch = Epoch(self.epoch.0 + 1);
         let fault = self.suspect();

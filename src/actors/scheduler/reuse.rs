@@ -14,7 +14,8 @@ use crate::actors::scheduler::core::{Core, End};
 use crate::actors::scheduler::disk::ReadId;
 use crate::actors::scheduler::pace::Work;
 use crate::actors::scheduler::row::Row;
-use crate::cache::{Evicted, Found, Lookup, Namespace, NodeRef, Terms};
+use crate::cache::sessions::Change;
+use crate::cache::{Evicted, Found, Lookup, Namespace, NodeRef, PrefixTree, SessionKey, Terms};
 use crate::types::{EngineError, FailureReason, PreparedPrompt, Priority, SequenceId, TokenId, TraceValue};
 
 /// Shorter common beginnings are not worth a fork: every template begins alike.
@@ -185,8 +186,22 @@ impl Core {
         let terms = Terms { lent: false, boundaries: &[*stable], hints: breakpoints };
         let given_up = self.tree.borrow_mut().insert(namespace, tokens, sequence, terms);
         given_up.into_iter().for_each(|sequence| engine.close(sequence));
+        if let Some(session) = &row.reuse.session {
+            let owner = row.terms.client.api_key().unwrap_or_default().to_owned();
+            self.keep_session(SessionKey { owner, id: session.clone() }, namespace, tokens);
+        }
         self.tell_disk(namespace, tokens);
         self.keep_budget();
+    }
+
+    /// These tokens are the newest of a conversation.
+    fn keep_session(&mut self, key: SessionKey, namespace: &Namespace, tokens: &[TokenId]) {
+        let mut tree = self.tree.borrow_mut();
+        let Some(node) = tree.node_of(namespace, tokens) else { return };
+        let length = tokens.len() as u32;
+        let changes =
+            self.sessions.borrow_mut().touch(key, node, namespace, length, self.settings.clock.now());
+        tell_tree(&mut tree, changes);
     }
 
     /// Lets others read what a row has computed of its prompt so far.
@@ -389,6 +404,17 @@ fn is_about_time(reason: FailureReason) -> bool {
         | FailureReason::RowFailed
         | FailureReason::ShuttingDown
         | FailureReason::OutOfMemory => false,
+    }
+}
+
+/// Passes on what sessions make of the tree's nodes.
+pub(crate) fn tell_tree(tree: &mut PrefixTree<SequenceId>, changes: Vec<Change>) {
+    for change in changes {
+        match change {
+            Change::Favour(node, is_on) => tree.favour(node, is_on),
+            Change::Pin(node, true) => tree.pin(node),
+            Change::Pin(node, false) => tree.unpin(node),
+        }
     }
 }
 

@@ -211,6 +211,28 @@ impl SegmentIndex {
         gone
     }
 
+    /// Paths that no other goes on from, of namespaces that begin so, the latest used first.
+    pub fn ends<'a>(&'a self, namespace: &'a str) -> impl Iterator<Item = Vec<TokenId>> + 'a {
+        let leaves = self.order.iter().rev().filter_map(|(_, id)| self.head(*id));
+        leaves.filter(move |head| head.namespace.starts_with(namespace)).map(|head| self.path(head.id))
+    }
+
+    /// Forgets the end of a path, and all before it that nothing else builds on; the files are to be
+    /// removed.
+    #[must_use = "files of these are to be removed"]
+    pub fn remove_path(&mut self, namespace: &str, tokens: &[TokenId]) -> Vec<SegmentId> {
+        let links = self.longest(namespace, tokens).map(|chain| chain.links).unwrap_or_default();
+        let mut gone = Vec::new();
+        for link in links.into_iter().rev() {
+            if self.entries.get(&link.id).is_none_or(|entry| entry.children > 0) {
+                break;
+            }
+            self.take_out(link.id);
+            gone.push(link.id);
+        }
+        gone
+    }
+
     /// All tokens up to a segment's end.
     fn path(&self, id: SegmentId) -> Vec<TokenId> {
         let (mut parts, mut end, mut next) = (Vec::new(), u32::MAX, Some(id));

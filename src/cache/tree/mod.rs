@@ -292,6 +292,26 @@ impl<P: Copy + Eq + Hash> PrefixTree<P> {
         node.filter(|node| node.held > 0).map_or(0, Node::end)
     }
 
+    /// All tokens up to the node's end.
+    pub fn path_of(&self, node: NodeRef) -> Vec<TokenId> {
+        let (mut labels, mut next) = (Vec::new(), self.arena.resolve(node));
+        while let Some(node) = next.and_then(|index| self.node(index)) {
+            labels.push(node.label.as_slice());
+            next = node.parent;
+        }
+        labels.into_iter().rev().flatten().copied().collect()
+    }
+
+    /// Gives up what ends at the node, and all above it that is nobody else's; to be collected with
+    /// [`Self::take_released`]. One that is lent stays with its row.
+    pub fn release(&mut self, node: NodeRef) {
+        let Some(index) = self.arena.resolve(node) else { return };
+        let Some(payload) = self.node(index).and_then(|node| node.payload) else { return };
+        let lent = self.node(index).is_some_and(|node| node.lent);
+        self.forget(payload);
+        self.released.extend((!lent).then_some(payload));
+    }
+
     fn node(&self, index: Index) -> Option<&Node<P>> {
         self.arena.get(index)
     }

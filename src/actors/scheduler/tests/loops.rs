@@ -25,6 +25,7 @@ pub(super) fn parts(clock: &Arc<ManualClock>) -> SchedulerParts {
     SchedulerParts {
         settings: Settings::new("fake", &Config::default(), &shared, &Arc::default()),
         turns: ComputeTurns::new(clock.clone()),
+        sessions: Default::default(),
         tree: Rc::new(RefCell::new(PrefixTree::new(false))),
         model: 0,
         source: Arc::new(FakeModel::new("fake", Script::new())),
