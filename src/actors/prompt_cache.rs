@@ -20,7 +20,7 @@ use crate::actors::messages::{
 };
 use crate::actors::scheduler::BatchScheduler;
 use crate::actors::scheduler::core::{SharedSessions, SharedTree};
-use crate::actors::scheduler::disk::{DiskOrder, ReadId, SharedSegments, name_on_disk};
+use crate::actors::scheduler::disk::{DiskOrder, ReadId, Segments, SharedSegments, name_on_disk};
 use crate::actors::scheduler::reuse::tell_tree;
 use crate::actors::ssd_writer::{SsdJob, SsdSettings, SsdWriter};
 use crate::cache::ssd::{ScanReport, SegmentHead, SegmentId, SegmentIndex};
@@ -125,6 +125,9 @@ impl Ssd {
         for (file, reason) in &report.bad {
             tracing::warn!(target: fields::CACHE, %dir, file, reason, "a file of the prompt cache was removed");
         }
+        for (file, reason) in &report.unread {
+            tracing::warn!(target: fields::CACHE, %dir, file, reason, "a file of the prompt cache is left as it is");
+        }
         if report.is_open_to_others {
             tracing::warn!(
                 target: fields::CACHE, %dir,
@@ -138,7 +141,7 @@ impl Ssd {
             target: fields::CACHE, %dir, segments = count, bytes = index.bytes(), unfinished = report.unfinished,
             "the prompt cache's folder is open"
         );
-        *self.segments.borrow_mut() = Some(index);
+        *self.segments.borrow_mut() = Segments::Open(index);
         self.remove(gone);
     }
 
@@ -342,7 +345,7 @@ impl PromptCache {
     fn kind(&self) -> &'static str {
         match &self.ssd {
             None => "prefixes in memory; nothing on disk",
-            Some(ssd) if ssd.segments.borrow().is_none() => {
+            Some(ssd) if ssd.segments.borrow().as_ref().is_none() => {
                 "prefixes in memory; the folder on disk is not open"
             }
             Some(ssd) if ssd.is_read_only => "prefixes in memory and on disk; nothing more is written there",
@@ -529,6 +532,7 @@ impl Handler<SsdAnswer> for PromptCache {
                 tracing::warn!(target: fields::CACHE, message, "the prompt cache keeps nothing on disk");
                 ssd.is_read_only = true;
                 ssd.pending.clear();
+                *ssd.segments.borrow_mut() = Segments::Off;
             }
             SsdEvent::Written { head } => ssd.written(head),
             SsdEvent::NotWritten { message } => ssd.not_written(&message),

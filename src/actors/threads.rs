@@ -19,7 +19,7 @@ use crate::actors::messages::EngineState;
 use crate::actors::preparation::{PreparationExecutor, Primers};
 use crate::actors::prompt_cache::{CacheOf, PromptCache, Ssd};
 use crate::actors::scheduler::core::{Settings, SharedSessions};
-use crate::actors::scheduler::disk::SharedSegments;
+use crate::actors::scheduler::disk::{Segments, SharedSegments};
 use crate::actors::scheduler::restart::RestartPolicy;
 use crate::actors::scheduler::{BatchScheduler, SchedulerParts};
 use crate::actors::ssd_writer::{SsdSettings, SsdWriter};
@@ -106,6 +106,7 @@ impl ComputeActors {
         if let Some(settings) = self.ssd.filter(|_| has_ssd) {
             match SsdWriter::start(settings.clone(), cache.address().recipient()) {
                 Ok((writer, handle)) => {
+                    *segments.borrow_mut() = Segments::Opening;
                     ssd = Some(Ssd::new(settings, segments, writer, self.gauges, self.clock));
                     thread = Some(handle);
                 }

@@ -34,9 +34,35 @@ const WRITE_EVERY_TOKENS: u32 = 512;
 
 const _: () = assert!(PIECE_TOKENS == EXPORT_TOKENS, "what an engine gives is what a segment holds");
 
-/// What is on disk, as the two actors of the compute thread share it; `None` while that is not
-/// known, or where there is no such tier.
-pub(crate) type SharedSegments = Rc<RefCell<Option<SegmentIndex>>>;
+/// What is on disk, as the two actors of the compute thread share it.
+pub(crate) type SharedSegments = Rc<RefCell<Segments>>;
+
+/// See [`SharedSegments`].
+#[derive(Debug, Default)]
+pub(crate) enum Segments {
+    /// There is no such tier, or it cannot be used.
+    #[default]
+    Off,
+    /// The folder is being looked through.
+    Opening,
+    Open(SegmentIndex),
+}
+
+impl Segments {
+    pub(crate) fn as_ref(&self) -> Option<&SegmentIndex> {
+        match self {
+            Self::Open(index) => Some(index),
+            Self::Off | Self::Opening => None,
+        }
+    }
+
+    pub(crate) fn as_mut(&mut self) -> Option<&mut SegmentIndex> {
+        match self {
+            Self::Open(index) => Some(index),
+            Self::Off | Self::Opening => None,
+        }
+    }
+}
 
 /// Names a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -154,6 +180,11 @@ impl Core {
         }
         if row.reuse.has_read || row.sequence.is_some() || !row.placement.prompt_cache {
             return false;
+        }
+        // What is there is known in a moment, and more than that is not waited.
+        let is_opening = matches!(*self.disk.segments.borrow(), Segments::Opening);
+        if is_opening && row.waited(now) < LEAST_PATIENCE {
+            return true;
         }
         let begun = self.begin_read(order);
         if !begun && let Some(row) = self.waiting.iter_mut().find(|row| row.order == order) {

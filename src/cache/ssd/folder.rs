@@ -1,8 +1,8 @@
 //! The folder: one process has it, files appear whole or not at all, what is broken goes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, BufReader, Write as _};
+use std::io::{self, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -56,6 +56,9 @@ pub enum ReadError {
 pub struct ScanReport {
     /// Files of ours that are no good, by name, and why. Removed where the folder is ours.
     pub bad: Vec<(String, String)>,
+    /// Files of ours that could not be read or removed, by name, and why. Left where they are, and not
+    /// used, nor what builds on them: the disk may give them back.
+    pub unread: Vec<(String, String)>,
     /// Files that were being written when a process ended.
     pub unfinished: usize,
     /// Others than the owner may look into the folder.
@@ -95,7 +98,8 @@ impl Folder {
     /// written, and may take its time. After an error nothing of it is there.
     ///
     /// # Errors
-    /// Those of the disk; `InvalidInput` for a head that no file could have.
+    /// Those of the disk; `InvalidInput` for a head that no file could have, `AlreadyExists` where its id
+    /// has a file.
     pub fn write(
         &self,
         head: &SegmentHead,
@@ -103,12 +107,20 @@ impl Folder {
         pace: &mut dyn FnMut(u64),
     ) -> io::Result<u64> {
         let (unfinished, finished) = (self.path(head.id, UNFINISHED), self.path(head.id, SUFFIX));
+        // Nobody else writes here: nothing comes between this look and the renaming.
+        if fs::symlink_metadata(&finished).is_ok() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
         let written = self.write_to(&unfinished, head, pieces, pace);
         let published = written.and_then(|bytes| {
             fs::rename(&unfinished, &finished)?;
             // The name is on the disk as well.
-            File::open(&self.dir)?.sync_all()?;
-            Ok(bytes)
+            let synced = File::open(&self.dir).and_then(|dir| dir.sync_all());
+            if synced.is_err() {
+                // Nobody is told of it, so nobody would remove it.
+                let _left = fs::remove_file(&finished);
+            }
+            synced.map(|()| bytes)
         });
         if published.is_err() {
             // What cannot be removed now is at the next start.
@@ -206,9 +218,12 @@ fn read(path: &Path, head: &SegmentHead, tokens: u32) -> Result<Vec<Vec<u8>>, Re
         if piece.start >= wanted {
             break;
         }
-        // No more than the file has.
-        let mut buffer = vec![0; usize::try_from(bytes).map_err(|_| corrupt("its sizes are wrong"))?];
-        if !format::fill(&mut file, &mut buffer).map_err(ReadError::Io)? {
+        let length = usize::try_from(bytes).map_err(|_| corrupt("its sizes are wrong"))?;
+        let mut buffer = Vec::new();
+        // No more than the file says it has; but a file may have holes, and memory may be short.
+        buffer.try_reserve_exact(length).map_err(|_| ReadError::Io(io::ErrorKind::OutOfMemory.into()))?;
+        file.by_ref().take(bytes).read_to_end(&mut buffer).map_err(ReadError::Io)?;
+        if buffer.len() < length {
             return Err(corrupt("it is cut off"));
         }
         if crc32fast::hash(&buffer) != crc {
@@ -222,14 +237,18 @@ fn read(path: &Path, head: &SegmentHead, tokens: u32) -> Result<Vec<Vec<u8>>, Re
 fn scan(dir: &Path, cleans: bool) -> io::Result<(Vec<SegmentHead>, ScanReport)> {
     let mut report = ScanReport { is_open_to_others: is_open_to_others(dir), ..ScanReport::default() };
     let mut found: Vec<(SystemTime, SegmentHead)> = Vec::new();
-    let remove = |path: &Path| if cleans { gone(fs::remove_file(path)) } else { Ok(()) };
+    let mut unread = HashSet::new();
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let path = entry.path();
+        // A folder, a link or a pipe by such a name is nothing that was written here; a pipe would not even open.
+        if !entry.file_type()?.is_file() {
+            continue;
+        }
         let Some((id, suffix)) = name_of(&path) else { continue };
         if suffix == UNFINISHED {
             report.unfinished += 1;
-            remove(&path)?;
+            report.clear(&path, cleans, None);
             continue;
         }
         match head_of(&path, id) {
@@ -237,43 +256,49 @@ fn scan(dir: &Path, cleans: bool) -> io::Result<(Vec<SegmentHead>, ScanReport)> 
                 let used = entry.metadata().and_then(|data| data.modified());
                 found.push((used.unwrap_or(SystemTime::UNIX_EPOCH), head));
             }
-            Ok(Err(reason)) => {
-                remove(&path)?;
-                report.bad.push((file_name(&path), reason));
-            }
+            Ok(Err(reason)) => report.clear(&path, cleans, Some(reason)),
             // Another process removed it.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
+            Err(error) => {
+                unread.insert(id);
+                report.unread.push((file_name(&path), error.to_string()));
+            }
         }
     }
-    for id in orphans(&found) {
-        let path = path_of(dir, id, SUFFIX);
-        remove(&path)?;
-        report.bad.push((file_name(&path), "what it builds on is gone".into()));
-        found.retain(|(_, head)| head.id != id);
+    // A parent starts before its child, so that it is judged first.
+    found.sort_by_key(|(_, head)| head.start);
+    let mut good: HashMap<SegmentId, (SystemTime, SegmentHead)> = HashMap::with_capacity(found.len());
+    for (used, head) in found {
+        let above = head.parent.map(|parent| (parent, good.get(&parent)));
+        match above {
+            Some((parent, _)) if unread.contains(&parent) => {
+                unread.insert(head.id);
+                let name = file_name(&path_of(dir, head.id, SUFFIX));
+                report.unread.push((name, "what it builds on could not be read".into()));
+            }
+            Some((_, parent)) if !parent.is_some_and(|(_, parent)| parent.carries(&head)) => {
+                let reason = "what it builds on is gone".into();
+                report.clear(&path_of(dir, head.id, SUFFIX), cleans, Some(reason));
+            }
+            _ => {
+                good.insert(head.id, (used, head));
+            }
+        }
     }
+    let mut found: Vec<_> = good.into_values().collect();
     found.sort_by_key(|(used, head)| (*used, head.id));
     Ok((found.into_iter().map(|(_, head)| head).collect(), report))
 }
 
-/// The segments whose parents are not there or do not fit, with all that builds on them.
-fn orphans(found: &[(SystemTime, SegmentHead)]) -> Vec<SegmentId> {
-    let mut good: HashMap<SegmentId, &SegmentHead> = found.iter().map(|(_, head)| (head.id, head)).collect();
-    let fits = |head: &SegmentHead, good: &HashMap<SegmentId, &SegmentHead>| match head.parent {
-        None => true,
-        Some(parent) => good.get(&parent).is_some_and(|parent| {
-            parent.namespace == head.namespace && parent.start < head.start && head.start <= parent.end()
-        }),
-    };
-    let mut gone = Vec::new();
-    loop {
-        let bad: Vec<SegmentId> =
-            good.values().filter(|head| !fits(head, &good)).map(|head| head.id).collect();
-        if bad.is_empty() {
-            return gone;
+impl ScanReport {
+    /// Notes a file that is no good for a reason, or an unfinished one, and removes it where it may.
+    fn clear(&mut self, path: &Path, cleans: bool, reason: Option<String>) {
+        let removed = if cleans { gone(fs::remove_file(path)) } else { Ok(()) };
+        match (removed, reason) {
+            (Ok(()), Some(reason)) => self.bad.push((file_name(path), reason)),
+            (Ok(()), None) => {}
+            (Err(error), _) => self.unread.push((file_name(path), format!("it cannot be removed: {error}"))),
         }
-        good.retain(|id, _| !bad.contains(id));
-        gone.extend(bad);
     }
 }
 

@@ -1,15 +1,15 @@
 //! Which segments there are, by their tokens. Pure.
 //!
-//! The paths that no other goes on from are a [`PrefixTree`]; what is above one of them is known from
-//! its parents. So lookup costs in proportion to the prompt. Leaves are given up
+//! The paths of all of them are one radix tree ([`Paths`]); what is above a segment is known from its
+//! parents. So lookup costs in proportion to the prompt. Leaves are given up
 //! first, the one that was not used for longest; what others build on stays.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::radix::{NodeId, Paths};
 use super::{SegmentHead, SegmentId};
-use crate::cache::tree::{PrefixTree, Terms};
 use crate::types::TokenId;
 
 /// A segment's part in a chain.
@@ -33,7 +33,9 @@ pub struct Chain {
 #[derive(Debug)]
 struct Entry {
     head: Arc<SegmentHead>,
-    children: u32,
+    /// Where it ends among the paths.
+    end: NodeId,
+    children: BTreeSet<SegmentId>,
     pins: u32,
     /// When it was used last; unique, greater = later.
     used: u64,
@@ -43,7 +45,7 @@ struct Entry {
 #[derive(Debug)]
 pub struct SegmentIndex {
     entries: HashMap<SegmentId, Entry>,
-    paths: PrefixTree<SegmentId>,
+    paths: Paths,
     /// Leaves that may go, by use.
     order: BTreeSet<(u64, SegmentId)>,
     bytes: u64,
@@ -56,7 +58,7 @@ impl SegmentIndex {
     pub fn new(budget: u64) -> Self {
         Self {
             entries: HashMap::new(),
-            paths: PrefixTree::new(true),
+            paths: Paths::default(),
             order: BTreeSet::new(),
             bytes: 0,
             budget,
@@ -102,26 +104,30 @@ impl SegmentIndex {
         let id = head.id;
         let parent_fits = match head.parent {
             None => head.start == 0,
-            Some(parent) => self.head(parent).is_some_and(|parent| {
-                parent.namespace == head.namespace && parent.start < head.start && head.start <= parent.end()
-            }),
+            Some(parent) => self.head(parent).is_some_and(|parent| parent.carries(&head)),
         };
         if !parent_fits || self.entries.contains_key(&id) || head.tokens.is_empty() {
             return if self.entries.contains_key(&id) { Vec::new() } else { vec![id] };
         }
-        let (namespace, parent) = (Arc::clone(&head.namespace), head.parent);
+        let parent = head.parent;
         let mut path = parent.map(|parent| self.path(parent)).unwrap_or_default();
         path.truncate(head.start as usize);
         path.extend_from_slice(&head.tokens);
-        if self.paths.insert(&namespace, &path, id, Terms::default()).contains(&id) {
+        let covered = self.paths.deepest(&head.namespace, &path).map_or(0, |(covered, _)| covered);
+        if covered as usize == path.len() {
             return vec![id];
         }
         self.bytes += head.bytes;
         self.ticks += 1;
-        self.entries.insert(id, Entry { head: Arc::new(head), children: 0, pins: 0, used: self.ticks });
+        let (head, used) = (Arc::new(head), self.ticks);
+        let above = parent.and_then(|parent| self.entries.get(&parent)).map(|parent| parent.end);
+        let end = self.paths.add(&head, above);
+        self.entries.insert(id, Entry { head, end, children: BTreeSet::new(), pins: 0, used });
         self.rank(id);
         if let Some(parent) = parent {
-            self.change(parent, |entry| entry.children += 1);
+            self.change(parent, |entry| {
+                entry.children.insert(id);
+            });
         }
         self.shrink(Some(id))
     }
@@ -159,18 +165,15 @@ impl SegmentIndex {
 
     /// The segments that hold the longest prefix of `tokens`.
     pub fn longest(&self, namespace: &str, tokens: &[TokenId]) -> Option<Chain> {
-        let found = self.paths.find(&namespace.into(), tokens).found?;
-        let (mut links, mut end, mut next) = (Vec::new(), found.length, Some(found.payload));
-        while let Some(entry) = next.and_then(|id| self.entries.get(&id)) {
-            let head = &entry.head;
-            if head.start < end {
-                links.push(Link { id: head.id, range: head.start..end });
-                end = head.start;
-            }
-            next = head.parent;
+        let (covered, last) = self.paths.deepest(namespace, tokens)?;
+        let (mut links, mut end, mut next) = (Vec::new(), covered, Some(last));
+        while let Some(head) = next {
+            links.push(Link { id: head.id, range: head.start..end });
+            end = head.start;
+            next = head.parent.and_then(|parent| self.head(parent));
         }
         links.reverse();
-        (end == 0).then_some(Chain { covered: found.length, links })
+        (end == 0).then_some(Chain { covered, links })
     }
 
     /// A chain was used.
@@ -196,14 +199,12 @@ impl SegmentIndex {
     /// Forgets a segment and all that build on it; their files are to be removed.
     #[must_use = "files of these are to be removed"]
     pub fn remove(&mut self, id: SegmentId) -> Vec<SegmentId> {
-        let mut gone = vec![id];
-        let mut at = 0;
-        while let Some(parent) = gone.get(at).copied() {
-            let builds = |entry: &&Entry| entry.head.parent == Some(parent);
-            let children: Vec<SegmentId> =
-                self.entries.values().filter(builds).map(|entry| entry.head.id).collect();
-            gone.extend(children);
-            at += 1;
+        let (mut gone, mut next) = (Vec::new(), vec![id]);
+        while let Some(id) = next.pop() {
+            if let Some(entry) = self.entries.get(&id) {
+                gone.push(id);
+                next.extend(&entry.children);
+            }
         }
         // Children first: each is a leaf when its turn comes.
         gone.reverse();
@@ -224,7 +225,7 @@ impl SegmentIndex {
         let links = self.longest(namespace, tokens).map(|chain| chain.links).unwrap_or_default();
         let mut gone = Vec::new();
         for link in links.into_iter().rev() {
-            if self.entries.get(&link.id).is_none_or(|entry| entry.children > 0) {
+            if self.entries.get(&link.id).is_none_or(|entry| !entry.children.is_empty()) {
                 break;
             }
             self.take_out(link.id);
@@ -250,13 +251,11 @@ impl SegmentIndex {
         let Some(entry) = self.entries.remove(&id) else { return };
         self.order.remove(&(entry.used, id));
         self.bytes -= entry.head.bytes;
-        self.paths.forget(id);
-        let Some(parent) = entry.head.parent else { return };
-        self.change(parent, |entry| entry.children = entry.children.saturating_sub(1));
-        if self.entries.contains_key(&parent) {
-            // Nothing may be longer than its path any more. Where something is, nothing needs to lead to it.
-            let path = self.path(parent);
-            let _covered = self.paths.insert(&entry.head.namespace, &path, parent, Terms::default());
+        self.paths.remove(&entry.head, entry.end);
+        if let Some(parent) = entry.head.parent {
+            self.change(parent, |entry| {
+                entry.children.remove(&id);
+            });
         }
     }
 
@@ -268,8 +267,16 @@ impl SegmentIndex {
     }
 
     fn rank(&mut self, id: SegmentId) {
-        if let Some(entry) = self.entries.get(&id).filter(|entry| entry.children == 0 && entry.pins == 0) {
+        if let Some(entry) =
+            self.entries.get(&id).filter(|entry| entry.children.is_empty() && entry.pins == 0)
+        {
             self.order.insert((entry.used, id));
         }
+    }
+
+    /// Fails where the paths break an invariant.
+    #[cfg(test)]
+    pub(super) fn check(&self) {
+        self.paths.check(self.entries.len());
     }
 }

@@ -17,6 +17,7 @@ use crate::types::TokenId;
 mod folder;
 mod format;
 mod index;
+mod radix;
 #[cfg(test)]
 mod tests;
 
@@ -63,6 +64,11 @@ impl SegmentHead {
     /// Position after its last token.
     pub fn end(&self) -> u32 {
         self.start.saturating_add(u32::try_from(self.tokens.len()).unwrap_or(u32::MAX))
+    }
+
+    /// Whether the other one may build on it.
+    pub fn carries(&self, child: &Self) -> bool {
+        self.namespace == child.namespace && self.start < child.start && child.start <= self.end()
     }
 }
 

@@ -372,3 +372,108 @@ fn namespaces_and_twins_do_not_mix() {
     );
     assert_eq!((index.len(), index.bytes()), (1, 10));
 }
+
+/// All tokens up to a segment's end, from a plain list.
+fn path_of(list: &[SegmentHead], head: &SegmentHead) -> Vec<TokenId> {
+    let above = head.parent.and_then(|parent| list.iter().find(|other| other.id == parent));
+    let mut path = above.map(|above| path_of(list, above)).unwrap_or_default();
+    path.truncate(head.start as usize);
+    path.extend_from_slice(&head.tokens);
+    path
+}
+
+proptest! {
+    /// Conversations are written before the index knows of each other, so that segments overlap, and any
+    /// of them may go first.
+    #[test]
+    fn overlapping_segments_hide_nothing(
+        ops in prop::collection::vec((0u8..8, any::<prop::sample::Index>(), any::<prop::sample::Index>(),
+            prop::collection::vec(0u32..2, 1..6)), 1..60),
+        budget in 3u64..40,
+    ) {
+        let mut index = SegmentIndex::new(budget);
+        let mut list: Vec<SegmentHead> = Vec::new();
+        for (number, (kind, which, cut, tokens)) in ops.into_iter().enumerate() {
+            if kind == 0 && !list.is_empty() {
+                for gone in index.remove(which.get(&list).id) {
+                    prop_assert!(!list.iter().any(|head| head.parent == Some(gone)));
+                    list.retain(|head| head.id != gone);
+                }
+            } else {
+                let parent = if kind < 4 && !list.is_empty() { Some(which.get(&list).clone()) } else { None };
+                let start = parent.as_ref().map_or(0, |parent| parent.start + 1 + cut.index(parent.tokens.len()) as u32);
+                let head = SegmentHead {
+                    bytes: tokens.len() as u64,
+                    ..head(number as u64, parent.map(|parent| parent.id.0), start, &tokens)
+                };
+                list.push(head.clone());
+                for gone in index.insert(head) {
+                    prop_assert!(!list.iter().any(|head| head.parent == Some(gone)));
+                    list.retain(|head| head.id != gone);
+                }
+                prop_assert!(index.bytes() <= budget);
+            }
+            prop_assert_eq!(index.len(), list.len());
+            index.check();
+            for mask in 0u32..128 {
+                let probe: Vec<TokenId> = (0..7).map(|bit| TokenId(mask >> bit & 1)).collect();
+                let common = |head: &SegmentHead| {
+                    path_of(&list, head).iter().zip(&probe).take_while(|(a, b)| a == b).count() as u32
+                };
+                let most = list.iter().map(common).max().unwrap_or(0);
+                let chain = index.longest("model", &probe);
+                prop_assert_eq!(chain.as_ref().map_or(0, |chain| chain.covered), most, "{:?} {:?}", probe, list);
+                let mut at = 0;
+                for link in chain.iter().flat_map(|chain| &chain.links) {
+                    prop_assert_eq!(link.range.start, at);
+                    let head = index.head(link.id).unwrap();
+                    prop_assert_eq!(head.start, at);
+                    let probe = &probe[link.range.start as usize..link.range.end as usize];
+                    prop_assert_eq!(&head.tokens[..link.range.len()], probe);
+                    at = link.range.end;
+                }
+                prop_assert_eq!(at, most);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_longer_twin_that_goes_leaves_the_shorter_one() {
+    let mut index = SegmentIndex::new(1000);
+    let sized = |head: SegmentHead| SegmentHead { bytes: 10, ..head };
+    assert!(index.insert(sized(head(1, None, 0, &[1, 2, 3]))).is_empty());
+    assert!(index.insert(sized(head(2, None, 0, &[1, 2, 3, 4, 5]))).is_empty());
+    assert_eq!(index.remove(SegmentId(2)), [SegmentId(2)]);
+    assert_eq!(index.longest("model", &ids(&[1, 2, 3, 9])).unwrap().covered, 3);
+    assert!(index.remove(SegmentId(2)).is_empty(), "what is not there has no file to remove");
+}
+
+#[test]
+#[cfg(unix)]
+fn what_is_no_file_is_left_alone_and_stops_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(file(dir.path(), 1)).unwrap();
+    fs::create_dir(dir.path().join("0000000000000002.tmp")).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", file(dir.path(), 3)).unwrap();
+    // Whoever opens a socket fails, and who opens a pipe waits for ever.
+    let _socket = std::os::unix::net::UnixListener::bind(file(dir.path(), 4)).unwrap();
+    let before = names(dir.path());
+    let (folder, found, report) = Folder::open(dir.path()).unwrap();
+    assert!(found.is_empty() && report.bad.is_empty() && report.unread.is_empty());
+    drop(folder);
+    fs::remove_file(dir.path().join("lock")).unwrap();
+    assert_eq!(names(dir.path()), before);
+}
+
+#[test]
+fn an_id_is_never_written_twice() {
+    let dir = tempfile::tempdir().unwrap();
+    let (folder, ..) = Folder::open(dir.path()).unwrap();
+    let first = put(&folder, &head(1, None, 0, &[1, 2]));
+    let second = head(1, None, 0, &[3, 4]);
+    let error = folder.write(&second, &state(&second), &mut |_| {}).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists);
+    assert_eq!(folder.read(&first, 2).unwrap(), state(&first));
+    assert_eq!(names(dir.path()), ["0000000000000001.gkv", "lock"]);
+}
