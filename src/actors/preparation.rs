@@ -3,7 +3,6 @@
 //! Text only and short; nothing here waits. A panic costs its job, never the thread.
 
 mod boundary;
-mod normalise;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -14,11 +13,10 @@ use serde_json::Value;
 use crate::actors::messages::{Prepare, Prepared};
 pub(crate) use crate::actors::preparation::boundary::Primers;
 use crate::actors::preparation::boundary::breakpoints;
-use crate::actors::preparation::normalise::strip_nonce_lines;
 use crate::actors::scheduler::core::panic_message;
 use crate::cache::TokenHistory;
 use crate::config::SamplingConfig;
-use crate::model::text::{Rendered, TextModel};
+use crate::model::text::{Rendered, TextModel, strip_nonce_lines};
 use crate::types::{
     Clock, PrepareError, PreparedPrompt, Refusal, SamplingOptions, SamplingParams, StopRules, TokenId,
 };

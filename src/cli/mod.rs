@@ -12,6 +12,7 @@ use crate::exit::Exit;
 mod bench;
 mod demo;
 mod doctor;
+mod explain;
 mod home;
 mod inspect;
 mod log;
@@ -84,6 +85,9 @@ enum Command {
     Inspect(InspectArgs),
     /// Print what a chat template makes of given variables
     Render(RenderArgs),
+    /// Look into the prompt cache
+    #[command(subcommand)]
+    Cache(CacheCommand),
     /// Say what this machine can do, what is wrong and how to mend it
     Doctor(DoctorArgs),
     /// Measure how fast a model is served, here or by another server
@@ -267,6 +271,36 @@ struct RenderArgs {
     now: Option<String>,
 }
 
+#[derive(Debug, Subcommand)]
+enum CacheCommand {
+    /// Say where two requests part, and what that costs
+    Explain(ExplainArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  greenroom cache explain first.json second.json --model model.gguf
+  greenroom cache explain first.json second.json --tokens-per-s 180 --json | jq .hints
+Both files hold a body of /v1/chat/completions, as a client sent it.")]
+struct ExplainArgs {
+    /// The earlier request
+    a: PathBuf,
+    /// The later one
+    b: PathBuf,
+    /// A .gguf file, a model folder or a hub id, for template and tokenizer; without it the demo model
+    #[arg(long)]
+    model: Option<String>,
+    /// How fast prompts are computed there, to tell the cost in seconds
+    #[arg(long, value_name = "N")]
+    tokens_per_s: Option<f64>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    settings: SettingsFile,
+}
+
 #[derive(Debug, Args)]
 struct DoctorArgs {
     #[command(flatten)]
@@ -346,6 +380,7 @@ pub fn run(build: Build) -> Exit {
         Command::Models(args) => (None, models::models(&args)),
         Command::Inspect(args) => (None, inspect::inspect(&args)),
         Command::Render(args) => (None, render::render(&args)),
+        Command::Cache(CacheCommand::Explain(args)) => (None, explain::explain(&args)),
         Command::Doctor(args) => (None, doctor::doctor(build, &args)),
         Command::Bench(args) => (None, bench::bench(&args)),
     };

@@ -29,6 +29,19 @@ const RESERVED: [&str; 8] = [
     "documents",
 ];
 
+/// Reads the text of a body as `POST /v1/chat/completions` does, for tools beside the server.
+///
+/// # Errors
+/// What the route would answer, in words.
+pub fn read_chat_request(body: &str) -> Result<ChatRequest, String> {
+    let body = serde_json::from_str(body).map_err(|error| format!("no JSON: {error}"))?;
+    let read = read_chat(body).map_err(|error| match &error.param {
+        Some(param) => format!("{param}: {}", error.message),
+        None => error.message.clone(),
+    });
+    read.map(|call| call.request)
+}
+
 /// Reads a body.
 ///
 /// # Errors

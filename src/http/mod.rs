@@ -34,6 +34,7 @@ mod sse;
 mod state;
 mod terms;
 
+pub use chat_request::read_chat_request;
 pub use front::{HttpFront, Listeners, Serving};
 pub use listen::ListenError;
 pub use routes::configure;

@@ -7,6 +7,7 @@
 //! model as ordinary text; only the template's own become control ids.
 
 mod conversation;
+mod normalise;
 mod scripted;
 mod shape;
 mod spelling;
@@ -15,6 +16,7 @@ use std::time::SystemTime;
 
 use crate::model::template::{Capabilities, ChatTemplate, TemplateInput};
 use crate::model::tokenizer::Tokenizer;
+pub use normalise::{Stripped, strip_nonce_lines};
 pub use spelling::Spelled;
 
 use crate::types::{ChatMessage, ChatRequest, PrepareError, Role, SamplingOptions, TokenId};

@@ -9,14 +9,15 @@ use crate::types::{ChatMessage, Role};
 
 /// What was taken out.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Stripped {
-    pub(crate) lines: u32,
+pub struct Stripped {
+    /// How many lines.
+    pub lines: u32,
     /// The pattern that the first of them matched.
-    pub(crate) pattern: Option<String>,
+    pub pattern: Option<String>,
 }
 
 /// Takes leading lines that match out of the first system message; one without anything else goes.
-pub(crate) fn strip_nonce_lines(messages: &mut Vec<ChatMessage>, patterns: &[String]) -> Stripped {
+pub fn strip_nonce_lines(messages: &mut Vec<ChatMessage>, patterns: &[String]) -> Stripped {
     let mut stripped = Stripped::default();
     let Some(first) = messages.first_mut().filter(|message| message.role == Role::System) else {
         return stripped;
