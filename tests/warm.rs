@@ -19,6 +19,7 @@ use greenroom::types::{EngineError, SequenceId, TokenId};
 
 const CHUNKS: [usize; 3] = [1, 64, 512];
 const LENGTH: u32 = 300;
+const LENGTHS: [u32; 7] = [1, 63, 64, 65, 100, 255, 299];
 
 fn tiny() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny/llama")
@@ -67,6 +68,7 @@ fn far(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
 fn every_way_is_the_same<O: Ops + 'static>(
     path: &Path,
     config: &O::Config,
+    lengths: &[u32],
     same: impl Fn(&[Vec<f32>], &[Vec<f32>]),
 ) {
     let all = tokens(LENGTH);
@@ -79,7 +81,7 @@ fn every_way_is_the_same<O: Ops + 'static>(
     other.truncate(100);
     other.extend(tokens(80).iter().map(|token| TokenId(token.0 / 2)));
     let mut second = engine::<O>(path, config, 2048);
-    for at in [1, 63, 64, 65, 100, 255, 299] {
+    for &at in lengths {
         for chunk in CHUNKS {
             let expected = &cold[at as usize..];
             // From memory.
@@ -115,10 +117,20 @@ fn on_the_cpu_to_the_last_bit() {
     for kv in [KvType::F16, KvType::F32] {
         let mut config = CpuConfig::default();
         config.kv = kv;
-        every_way_is_the_same::<greenroom::model::cpu::CpuOps>(&tiny(), &config, |warm, cold| {
+        every_way_is_the_same::<greenroom::model::cpu::CpuOps>(&tiny(), &config, &LENGTHS, |warm, cold| {
             assert_eq!(bits(warm), bits(cold));
         });
     }
+}
+
+#[cfg(feature = "cpu")]
+#[test]
+fn the_demo_model_to_the_last_bit() {
+    let config = greenroom::config::CpuConfig::default();
+    let model = common::demo_model();
+    every_way_is_the_same::<greenroom::model::cpu::CpuOps>(&model, &config, &[100, 255], |warm, cold| {
+        assert_eq!(bits(warm), bits(cold));
+    });
 }
 
 #[cfg(feature = "mlx")]
@@ -126,7 +138,7 @@ fn on_the_cpu_to_the_last_bit() {
 fn on_mlx_within_its_tolerance() {
     use greenroom::model::mlx::{MlxConfig, MlxDevice, MlxOps, MlxType};
     let config = MlxConfig::for_device(MlxDevice::Cpu, MlxType::F32);
-    every_way_is_the_same::<MlxOps>(&tiny(), &config, |warm, cold| {
+    every_way_is_the_same::<MlxOps>(&tiny(), &config, &LENGTHS, |warm, cold| {
         let far = far(warm, cold);
         assert!(far < checkpoints::TOLERANCE, "{far}");
     });
@@ -146,9 +158,14 @@ fn on_mlx_within_its_tolerance() {
 #[cfg(feature = "cpu")]
 #[test]
 fn the_plain_store_keeps_to_the_same_rules() {
-    every_way_is_the_same::<greenroom::model::plain::PlainOps>(&tiny(), &Default::default(), |warm, cold| {
-        assert_eq!(bits(warm), bits(cold));
-    });
+    every_way_is_the_same::<greenroom::model::plain::PlainOps>(
+        &tiny(),
+        &Default::default(),
+        &LENGTHS,
+        |warm, cold| {
+            assert_eq!(bits(warm), bits(cold));
+        },
+    );
 }
 
 #[cfg(feature = "cpu")]
