@@ -10,6 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::exit::Exit;
 
 mod bench;
+mod cache;
 mod demo;
 mod doctor;
 mod explain;
@@ -273,8 +274,61 @@ struct RenderArgs {
 
 #[derive(Debug, Subcommand)]
 enum CacheCommand {
+    /// List what is in the folder
+    Ls(ListArgs),
+    /// Sum up what is in the folder
+    Stats(ListArgs),
+    /// Read every byte in the folder and say what is damaged
+    Verify(ListArgs),
+    /// Remove segments, with all that build on them
+    Rm(RemoveArgs),
     /// Say where two requests part, and what that costs
     Explain(ExplainArgs),
+}
+
+#[derive(Debug, Args)]
+struct FolderArgs {
+    /// The folder of `serve --cache-dir`; without it the settings' cache.dir
+    #[arg(value_name = "DIR")]
+    dir: Option<PathBuf>,
+    #[command(flatten)]
+    settings: SettingsFile,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  greenroom cache ls ~/.cache/greenroom
+  greenroom cache stats --json | jq .bytes
+  greenroom cache verify ~/.cache/greenroom         ends with 1 where a file is damaged
+All three may be used beside a server.")]
+struct ListArgs {
+    #[command(flatten)]
+    folder: FolderArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  greenroom cache rm ~/.cache/greenroom --all
+  greenroom cache rm ~/.cache/greenroom --namespace int8     those of which the name holds this
+  greenroom cache rm ~/.cache/greenroom 00c0ffee00c0ffee
+Not beside a server: that one forgets by DELETE /v1/cache?disk=true.")]
+struct RemoveArgs {
+    #[command(flatten)]
+    folder: FolderArgs,
+    /// Segments, as `cache ls` shows them
+    #[arg(value_name = "SEGMENT", required_unless_present_any = ["all", "namespace"])]
+    segments: Vec<String>,
+    /// Those whose namespace holds this text
+    #[arg(long, value_name = "TEXT")]
+    namespace: Option<String>,
+    /// All of them
+    #[arg(long)]
+    all: bool,
 }
 
 #[derive(Debug, Args)]
@@ -380,7 +434,16 @@ pub fn run(build: Build) -> Exit {
         Command::Models(args) => (None, models::models(&args)),
         Command::Inspect(args) => (None, inspect::inspect(&args)),
         Command::Render(args) => (None, render::render(&args)),
-        Command::Cache(CacheCommand::Explain(args)) => (None, explain::explain(&args)),
+        Command::Cache(command) => {
+            let done = match &command {
+                CacheCommand::Ls(args) => cache::list(args),
+                CacheCommand::Stats(args) => cache::stats(args),
+                CacheCommand::Verify(args) => cache::check(args),
+                CacheCommand::Rm(args) => cache::remove(args),
+                CacheCommand::Explain(args) => explain::explain(args),
+            };
+            (None, done)
+        }
         Command::Doctor(args) => (None, doctor::doctor(build, &args)),
         Command::Bench(args) => (None, bench::bench(&args)),
     };

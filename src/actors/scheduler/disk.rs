@@ -22,7 +22,7 @@ use crate::model::ops::EXPORT_TOKENS;
 use crate::types::{EngineError, SequenceId, TokenId};
 
 /// Tokens that a read must bring at least.
-const LEAST_READ_TOKENS: u32 = 64;
+const LEAST_READ_TOKENS: u32 = 16;
 /// Reads under way at once: each holds memory for what it brings.
 const MOST_READS: usize = 2;
 /// Segments of a read that are asked for ahead of the one being taken in.
