@@ -6,9 +6,7 @@
 use greenroom::model::fake::Script;
 use serde_json::{Value, json};
 
-#[allow(dead_code, reason = "each test program uses a part")]
 mod harness;
-#[allow(dead_code, reason = "each test program uses a part")]
 mod wire;
 use harness::Server;
 

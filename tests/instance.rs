@@ -156,3 +156,44 @@ fn steps_that_overlap_change_no_answer() {
         mlx.stop().await;
     });
 }
+
+/// What is rounded has a place of its own on disk, takes half of it, and says so.
+#[test]
+#[cfg(feature = "cpu")]
+fn state_in_8_bits_is_kept_apart_and_told() {
+    use greenroom::actors::CacheStatistics;
+    use greenroom::config::SsdKv;
+
+    run(async {
+        let dir = tempfile::tempdir().unwrap();
+        let request = || {
+            let mut request = ask(&"something long that is asked again and again ".repeat(10));
+            request.max_tokens = Some(8);
+            request.sampling.temperature = Some(0.0);
+            request
+        };
+        let mut bytes = Vec::new();
+        for kind in [SsdKv::Stored, SsdKv::Q8] {
+            let life = || {
+                start(DeviceChoice::Cpu, |config| {
+                    config.cache.dir = Some(dir.path().to_path_buf());
+                    config.cache.ssd_kv = kind;
+                })
+            };
+            let first = life().await;
+            let (text, usage) = read(first.chat(request()).await.unwrap()).await;
+            assert_eq!(usage.cached_tokens, 0, "{kind:?} finds nothing of the other's");
+            let report = first.handles().cache().send(CacheStatistics).await.unwrap();
+            assert_eq!(report.kind.contains("8 bits"), kind == SsdKv::Q8, "{report:?}");
+            let gauges = first.handles().gauges().clone();
+            first.stop().await;
+            bytes.push(gauges.ssd_written_bytes.get());
+            let second = life().await;
+            let (again, usage) = read(second.chat(request()).await.unwrap()).await;
+            assert_eq!(usage.ssd_cached_tokens, usage.prompt_tokens - 1);
+            assert!(kind == SsdKv::Q8 || again == text);
+            second.stop().await;
+        }
+        assert!(bytes[1] * 10 < bytes[0] * 7, "{bytes:?}");
+    });
+}

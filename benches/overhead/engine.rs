@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use greenroom::model::text::TextModel;
 use greenroom::model::{
-    Engine, EngineInfo, EngineMemory, LoadedModel, ModelSource, PreparedEngine, RowOutcome, StepHandle,
-    StepOutcome, StepPlan, Want,
+    Engine, EngineInfo, EngineMemory, KvNumbers, LoadedModel, ModelSource, PreparedEngine, RowOutcome,
+    StepHandle, StepOutcome, StepPlan, Want,
 };
 use greenroom::types::{EngineError, Epoch, LoadError, SequenceId, TokenId};
 
@@ -56,6 +56,7 @@ impl ModelSource for InstantModel {
         Ok(LoadedModel {
             text: Arc::new(TextModel::scripted()),
             engine: Box::new(Prepared(self.step_time.clone())),
+            fingerprint: None,
         })
     }
 }
@@ -75,6 +76,7 @@ impl PreparedEngine for Prepared {
             batches: true,
             pipelined: false,
             kv_format: "none".into(),
+            kv_numbers: KvNumbers::Opaque,
             survives_panics: true,
             shares_prefixes: true,
             trims: true,

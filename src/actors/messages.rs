@@ -16,7 +16,7 @@ use crate::actors::scheduler::fill::Fill;
 use crate::actors::scheduler::native::NativeJob;
 use crate::actors::stream::EventSink;
 use crate::cache::Namespace;
-use crate::cache::ssd::{ScanReport, SegmentHead, SegmentId};
+use crate::cache::ssd::{Codec, ScanReport, SegmentHead, SegmentId};
 use crate::model::LoadedModel;
 use crate::model::text::TextModel;
 use crate::types::{
@@ -163,6 +163,8 @@ pub(crate) struct Reset {
     pub(crate) namespace: Option<Arc<str>>,
     /// What its tokenizer is called.
     pub(crate) text: String,
+    /// How its state is written.
+    pub(crate) codec: Codec,
 }
 
 /// The prompt cache gave rows up: close their sequences. From the prompt cache to the

@@ -23,7 +23,7 @@ use crate::actors::scheduler::core::{SharedSessions, SharedTree};
 use crate::actors::scheduler::disk::{DiskOrder, ReadId, Segments, SharedSegments, name_on_disk};
 use crate::actors::scheduler::reuse::tell_tree;
 use crate::actors::ssd_writer::{SsdJob, SsdSettings, SsdWriter};
-use crate::cache::ssd::{ScanReport, SegmentHead, SegmentId, SegmentIndex};
+use crate::cache::ssd::{Codec, ScanReport, SegmentHead, SegmentId, SegmentIndex};
 use crate::cache::{Namespace, Session, SessionKey, TokenHistory};
 use crate::observe::{Gauges, fields};
 use crate::types::{Clock, TokenId};
@@ -51,6 +51,8 @@ pub(crate) struct CacheOf {
     pub(crate) namespace: Option<Arc<str>>,
     /// What its tokenizer is called, until earlier lives' answers are remembered.
     pub(crate) forgetful: Option<String>,
+    /// How its state is written.
+    pub(crate) codec: Codec,
 }
 
 impl CacheOf {
@@ -215,10 +217,10 @@ impl Ssd {
         Some((head, range))
     }
 
-    fn exported(&mut self, pieces: Option<Vec<Vec<u8>>>) {
+    fn exported(&mut self, pieces: Option<Vec<Vec<u8>>>, codec: Codec) {
         let Some(writing) = &self.writing else { return };
         let ordered = match pieces {
-            Some(pieces) => self.writer.order(SsdJob::Write { head: writing.head.clone(), pieces }),
+            Some(pieces) => self.writer.order(SsdJob::Write { head: writing.head.clone(), pieces, codec }),
             None => false,
         };
         if !ordered {
@@ -249,12 +251,12 @@ impl Ssd {
     }
 
     /// Orders a read; false where it cannot be had.
-    fn read(&mut self, model: usize, read: ReadId, segment: SegmentId, upto: u32) -> bool {
+    fn read(&mut self, model: usize, read: ReadId, segment: SegmentId, upto: u32, codec: Codec) -> bool {
         let mut segments = self.segments.borrow_mut();
         let Some(index) = segments.as_mut() else { return false };
         let Some(head) = index.head(segment).cloned() else { return false };
         index.pin(segment);
-        self.writer.order(SsdJob::Read { model, read, head, upto })
+        self.writer.order(SsdJob::Read { model, read, head, upto, codec })
     }
 
     /// A read is over. A file that is no good goes.
@@ -349,6 +351,9 @@ impl PromptCache {
                 "prefixes in memory; the folder on disk is not open"
             }
             Some(ssd) if ssd.is_read_only => "prefixes in memory and on disk; nothing more is written there",
+            Some(_) if self.models.iter().any(|model| model.codec != Codec::Stored) => {
+                "prefixes in memory and, rounded to 8 bits, on disk: answers may differ from those computed anew"
+            }
             Some(_) => "prefixes in memory and on disk",
         }
     }
@@ -376,7 +381,7 @@ impl PromptCache {
             match model.and_then(|model| model.scheduler.upgrade()) {
                 // BOUND: one at a time.
                 Some(scheduler) => scheduler.do_send(export),
-                None => ssd.exported(None),
+                None => ssd.exported(None, Codec::Stored),
             }
         }
         if ssd.is_idle() {
@@ -495,6 +500,7 @@ impl Handler<Reset> for PromptCache {
         if let Some(model) = self.models.get_mut(reset.model) {
             let is_new = model.namespace.is_none();
             model.namespace = reset.namespace;
+            model.codec = reset.codec;
             model.forgetful = is_new.then_some(reset.text);
         }
         self.go_on();
@@ -509,9 +515,13 @@ impl Handler<OrderDisk> for PromptCache {
         let Some(ssd) = self.ssd.as_mut() else { return };
         match order {
             DiskOrder::Kept { namespace, tokens } => ssd.add(Pending { model, namespace, tokens }),
-            DiskOrder::Exported { pieces } => ssd.exported(pieces),
+            DiskOrder::Exported { pieces } => {
+                let codec = self.models.get(model).map_or(Codec::Stored, |model| model.codec);
+                ssd.exported(pieces, codec);
+            }
             DiskOrder::Read { read, segment, upto } => {
-                if !ssd.read(model, read, segment, upto) {
+                let codec = self.models.get(model).map_or(Codec::Stored, |model| model.codec);
+                if !ssd.read(model, read, segment, upto, codec) {
                     self.answer_read(model, SegmentRead { read, pieces: None });
                 }
                 return;

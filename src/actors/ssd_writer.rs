@@ -14,13 +14,13 @@ use actix::Recipient;
 
 use crate::actors::messages::{SsdAnswer, SsdEvent};
 use crate::actors::scheduler::disk::{ReadId, ReadPieces};
-use crate::cache::ssd::{Folder, OpenError, ReadError, SegmentHead, SegmentId};
+use crate::cache::ssd::{Codec, Folder, OpenError, ReadError, SegmentHead, SegmentId};
 
 /// What is to be done in the folder.
 #[derive(Debug)]
 pub(crate) enum SsdJob {
-    Write { head: SegmentHead, pieces: Vec<Vec<u8>> },
-    Read { model: usize, read: ReadId, head: Arc<SegmentHead>, upto: u32 },
+    Write { head: SegmentHead, pieces: Vec<Vec<u8>>, codec: Codec },
+    Read { model: usize, read: ReadId, head: Arc<SegmentHead>, upto: u32, codec: Codec },
     Remove { id: SegmentId },
 }
 
@@ -87,7 +87,10 @@ impl Thread {
             let job = if self.kept.is_empty() { self.queue.recv().ok() } else { Some(self.kept.remove(0)) };
             match job {
                 None => return,
-                Some(SsdJob::Write { head, pieces }) => self.write(head, &pieces, answer),
+                Some(SsdJob::Write { head, pieces, codec }) => {
+                    let pieces: Vec<_> = pieces.into_iter().map(|piece| codec.encode(piece)).collect();
+                    self.write(head, &pieces, answer);
+                }
                 Some(job) => at_once(&self.folder, job, answer),
             }
         }
@@ -122,10 +125,11 @@ impl Thread {
 
 fn at_once(folder: &Folder, job: SsdJob, answer: &impl Fn(SsdEvent)) {
     match job {
-        SsdJob::Read { model, read, head, upto } => {
+        SsdJob::Read { model, read, head, upto, codec } => {
             let tokens = upto.saturating_sub(head.start);
             let pieces = folder.read(&head, tokens).map(|pieces| {
                 let tokens = head.tokens.len() as u32;
+                let pieces = pieces.into_iter().map(|piece| codec.decode(piece)).collect();
                 ReadPieces { start: head.start, tokens, pieces }
             });
             let (pieces, error) = match pieces {

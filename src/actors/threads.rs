@@ -26,6 +26,7 @@ use crate::actors::ssd_writer::{SsdSettings, SsdWriter};
 use crate::actors::transcription::TranscriptionService;
 use crate::actors::turns::ComputeTurns;
 use crate::actors::wiring::StartError;
+use crate::cache::ssd::Codec;
 use crate::cache::{PrefixTree, TokenHistory};
 use crate::config::Config;
 use crate::model::ModelSource;
@@ -99,6 +100,7 @@ impl ComputeActors {
                 scheduler: scheduler.downgrade(),
                 namespace: None,
                 forgetful: None,
+                codec: Codec::Stored,
             });
             schedulers.push(scheduler);
         }

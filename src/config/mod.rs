@@ -197,6 +197,17 @@ impl Default for SchedulerConfig {
     }
 }
 
+/// How keys and values are written to disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SsdKv {
+    /// As they are in memory: answers are the same to the last bit.
+    #[default]
+    Stored,
+    /// Rounded to 8 bits: half the bytes, and answers that may differ from those computed anew.
+    Q8,
+}
+
 /// The prompt cache: reuse of what was computed for requests that begin alike.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -212,6 +223,8 @@ pub struct CacheConfig {
     pub ssd_gb: f64,
     /// Most MiB a second that are written there.
     pub ssd_write_mib_s: u64,
+    /// How state is written there.
+    pub ssd_kv: SsdKv,
     /// Patterns of lines that differ in every request and are taken out where they lead a system prompt.
     pub nonce_lines: Vec<String>,
 }
@@ -224,6 +237,7 @@ impl Default for CacheConfig {
             dir: None,
             ssd_gb: 20.0,
             ssd_write_mib_s: 200,
+            ssd_kv: SsdKv::Stored,
             nonce_lines: vec!["x-anthropic-billing-header: *".into()],
         }
     }

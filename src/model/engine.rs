@@ -76,6 +76,7 @@ impl<O: Ops> DecoderEngine<O> {
             pipelined: O::OVERLAPS,
             numerics_id: ops.numerics_id(),
             kv_format: kv.format(),
+            kv_numbers: kv.numbers(),
             device: ops.device(),
             batches: true,
             survives_panics: O::SURVIVES_PANICS,

@@ -149,6 +149,8 @@ pub struct EngineInfo {
     pub numerics_id: String,
     /// How keys and values are laid out in [`Engine::export`]'s bytes: model shape, layout, type.
     pub kv_format: String,
+    /// What those bytes are numbers of.
+    pub kv_numbers: KvNumbers,
     /// The device in words, for people.
     pub device: String,
     /// Whether several rows can share a step. If not, rows run one at a time.
@@ -161,6 +163,19 @@ pub struct EngineInfo {
     /// A sequence can be cut back to any length, and forked at any. If not, it can be forked at its
     /// committed length alone.
     pub trims: bool,
+}
+
+/// What the bytes of [`Engine::export`] are numbers of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KvNumbers {
+    /// IEEE half precision.
+    F16,
+    /// The upper half of an f32.
+    Bf16,
+    /// Single precision.
+    F32,
+    /// No numbers: to be kept as they are.
+    Opaque,
 }
 
 /// Key-value and weight memory, bytes.

@@ -10,6 +10,7 @@
 
 use std::ops::Range;
 
+use crate::model::KvNumbers;
 use crate::model::load::HostTensor;
 use crate::types::{EngineError, LoadError, SequenceId, TokenId};
 
@@ -241,6 +242,9 @@ pub trait KvStore {
 
     /// How [`KvStore::export`] lays bytes out, in words that differ where bytes do.
     fn format(&self) -> String;
+
+    /// What those bytes are numbers of.
+    fn numbers(&self) -> KvNumbers;
 
     /// Memory now.
     fn stats(&self) -> KvStats;

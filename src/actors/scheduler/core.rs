@@ -24,7 +24,7 @@ use crate::actors::scheduler::rate::QueueRate;
 use crate::actors::scheduler::recover::CrashState;
 use crate::actors::scheduler::row::{Flow, Row};
 use crate::cache::{PrefixTree, Sessions, Storage, TokenHistory};
-use crate::config::Config;
+use crate::config::{Config, SsdKv};
 use crate::model::Engine;
 use crate::model::text::TextModel;
 use crate::observe::{Gauges, Pulse};
@@ -52,6 +52,7 @@ pub(crate) struct Settings {
     pub(crate) switches: Switches,
     /// Bytes that what is kept may take; unset: all that live rows leave.
     pub(crate) cache_bytes: Option<u64>,
+    pub(crate) ssd_kv: SsdKv,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) gauges: Arc<Gauges>,
     pub(crate) pulse: Arc<Pulse>,
@@ -75,6 +76,7 @@ impl Settings {
                 prompt_cache: config.cache.enabled,
                 prompt_lookup: config.scheduler.prompt_lookup,
             },
+            ssd_kv: config.cache.ssd_kv,
             cache_bytes: config.cache.memory_mib.map(|mib| mib.saturating_mul(1 << 20)),
             clock: Arc::clone(clock),
             gauges: Arc::clone(gauges),

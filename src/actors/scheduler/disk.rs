@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use crate::actors::scheduler::core::Core;
 use crate::actors::scheduler::reuse::common;
 use crate::actors::scheduler::row::Row;
-use crate::cache::ssd::{Link, PIECE_TOKENS, SegmentId, SegmentIndex, pieces};
+use crate::cache::ssd::{Codec, Link, PIECE_TOKENS, SegmentId, SegmentIndex, pieces};
 use crate::cache::{Namespace, Terms};
 use crate::model::ops::EXPORT_TOKENS;
 use crate::types::{EngineError, SequenceId, TokenId};
@@ -124,6 +124,8 @@ pub(crate) struct Disk {
     pub(crate) segments: SharedSegments,
     /// Names all that makes this engine's bytes differ from another's; `None` without the tier.
     pub(crate) namespace: Option<Arc<str>>,
+    /// How this engine's state is written.
+    pub(crate) codec: Codec,
     pub(crate) orders: Vec<DiskOrder>,
     reading: Vec<Reading>,
     exporting: Option<Exporting>,

@@ -53,8 +53,10 @@ use crate::actors::scheduler::native::{NativeJobs, Queued};
 use crate::actors::scheduler::recover::Fault;
 use crate::actors::scheduler::restart::{RestartBudget, RestartPolicy};
 use crate::actors::turns::{ComputeTurns, Lane, Turn};
+use crate::cache::ssd::{Codec, Element};
+use crate::config::SsdKv;
 use crate::model::text::TextModel;
-use crate::model::{Engine, EngineInfo, LoadedModel, ModelSource};
+use crate::model::{Engine, EngineInfo, KvNumbers, LoadedModel, ModelSource};
 use crate::observe::fields;
 use crate::types::{EngineError, Epoch, Failure, FailureReason, Refusal};
 
@@ -357,10 +359,20 @@ impl BatchScheduler {
     fn name_on_disk(&mut self, engine: &dyn Engine, fingerprint: Option<&str>) {
         let (Some(segments), Some(fingerprint)) = (&self.segments, fingerprint) else { return };
         // Of the context: a model may have other frequencies for long ones.
-        let EngineInfo { numerics_id, kv_format, context, .. } = engine.info();
+        let EngineInfo { numerics_id, kv_format, context, kv_numbers, .. } = engine.info();
+        let element = match kv_numbers {
+            KvNumbers::F16 => Some(Element::F16),
+            KvNumbers::Bf16 => Some(Element::Bf16),
+            KvNumbers::F32 => Some(Element::F32),
+            KvNumbers::Opaque => None,
+        };
+        let rounds = element.filter(|_| self.core.settings.ssd_kv == SsdKv::Q8);
+        let codec = rounds.map_or(Codec::Stored, Codec::Q8);
+        self.core.disk.codec = codec;
+        let lossy = codec.name();
         self.core.disk.segments = Rc::clone(segments);
         self.core.disk.namespace =
-            Some(format!("{fingerprint} | {numerics_id} | {kv_format} | {context}").into());
+            Some(format!("{fingerprint} | {numerics_id} | {kv_format} | {context}{lossy}").into());
     }
 
     fn serve(&mut self, engine: Box<dyn Engine>, text: Arc<TextModel>) {
@@ -379,7 +391,8 @@ impl BatchScheduler {
         if let Some(cache) = self.cache.upgrade() {
             // BOUND: one an epoch.
             let namespace = self.core.disk.namespace.clone();
-            cache.do_send(Reset { model: self.model, namespace, text: text.name.clone() });
+            let codec = self.core.disk.codec;
+            cache.do_send(Reset { model: self.model, namespace, text: text.name.clone(), codec });
         }
         let facts = facts(&text, &info);
         self.report(EngineCondition::Ready { text, context, facts });

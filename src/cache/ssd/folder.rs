@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::format::{self, Opening};
 use super::{SegmentHead, SegmentId, pieces};
@@ -15,6 +15,10 @@ const SUFFIX: &str = "gkv";
 const UNFINISHED: &str = "tmp";
 /// The file whose lock says who has the folder.
 const LOCK: &str = "lock";
+
+/// How often a folder that somebody has is tried, and how long after each try.
+const LOCK_TRIES: u32 = 10;
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
 /// Why a folder cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -86,7 +90,7 @@ impl Folder {
         let lock = private(OpenOptions::new().create(true).truncate(false).write(true))
             .open(dir.join(LOCK))
             .map_err(failed)?;
-        lock.try_lock().map_err(|error| match error {
+        take(&lock).map_err(|error| match error {
             TryLockError::WouldBlock => OpenError::InUse(dir.to_path_buf()),
             TryLockError::Error(source) => failed(source),
         })?;
@@ -167,6 +171,18 @@ impl Folder {
     fn path(&self, id: SegmentId, suffix: &str) -> PathBuf {
         path_of(&self.dir, id, suffix)
     }
+}
+
+/// Locks a file. One that is about to be let go is waited for: by a server that was just told to end, or by
+/// a process that was just forked and has not begun yet.
+fn take(lock: &File) -> Result<(), TryLockError> {
+    for _ in 1..LOCK_TRIES {
+        match lock.try_lock() {
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
+            done => return done,
+        }
+    }
+    lock.try_lock()
 }
 
 /// What a folder holds, without taking it or changing anything: for commands beside a server.

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use crate::types::TokenId;
 
+mod codec;
 mod folder;
 mod format;
 mod index;
@@ -21,6 +22,7 @@ mod radix;
 #[cfg(test)]
 mod tests;
 
+pub use codec::{Codec, Element};
 pub use folder::{Folder, OpenError, ReadError, ScanReport, inspect, verify};
 pub use index::{Chain, Link, SegmentIndex};
 

@@ -10,7 +10,8 @@ use crate::model::engine::{draws_on_device, is_best_token};
 use crate::model::ops::{check_bytes, check_piece};
 use crate::model::text::TextModel;
 use crate::model::{
-    Engine, EngineInfo, EngineMemory, PREVIOUS, RowOutcome, StepHandle, StepOutcome, StepPlan, Want,
+    Engine, EngineInfo, EngineMemory, KvNumbers, PREVIOUS, RowOutcome, StepHandle, StepOutcome, StepPlan,
+    Want,
 };
 use crate::types::{EngineError, Epoch, SamplingParams, SequenceId, TokenId};
 
@@ -63,6 +64,7 @@ impl FakeEngine {
             pipelined: script.overlaps,
             numerics_id: "fake".into(),
             kv_format: "tokens".into(),
+            kv_numbers: KvNumbers::Opaque,
             device: "scripted".into(),
             batches: script.batches,
             survives_panics: script.survives_panics,

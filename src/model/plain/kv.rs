@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use crate::model::KvNumbers;
 use crate::model::ops::{KvShape, KvStats, KvStore, LayerId, StartOps, check_bytes, check_piece};
 use crate::types::{EngineError, Epoch, SequenceId};
 
@@ -239,6 +240,10 @@ impl KvStore for PlainKv {
 
     fn format(&self) -> String {
         format!("plain-1 {:?}", self.shape)
+    }
+
+    fn numbers(&self) -> KvNumbers {
+        KvNumbers::F32
     }
 
     fn stats(&self) -> KvStats {

@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use super::simd::SimdPath;
 use crate::config::KvType;
+use crate::model::KvNumbers;
 use crate::model::ops::{EXPORT_TOKENS, KvStats, KvStore, LayerId, StartOps, check_bytes, check_piece};
 use crate::types::{EngineError, Epoch, SequenceId};
 
@@ -334,6 +335,13 @@ impl KvStore for CpuKv {
     fn format(&self) -> String {
         let BlockLayout { layers, kv_heads, head_dim, value_width, kind } = *self.layout();
         format!("cpu-blocks-1 {layers}x{kv_heads}x{head_dim}/{value_width} {kind:?}")
+    }
+
+    fn numbers(&self) -> KvNumbers {
+        match self.layout().kind {
+            KvType::F16 => KvNumbers::F16,
+            KvType::F32 => KvNumbers::F32,
+        }
     }
 
     fn stats(&self) -> KvStats {

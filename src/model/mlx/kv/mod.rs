@@ -19,6 +19,7 @@ use mlx_rs::Array;
 
 use super::native::{StreamLease, array_from_vec};
 use super::{MlxType, dim};
+use crate::model::KvNumbers;
 use crate::model::ops::{KvShape, KvStats, KvStore, LayerId, StartOps, check_bytes, check_piece};
 use crate::types::{EngineError, Epoch, SequenceId};
 
@@ -447,6 +448,14 @@ impl KvStore for MlxKv {
     fn format(&self) -> String {
         let KvShape { layers, kv_heads, head_dim } = self.shape;
         format!("mlx-slabs-1 {layers}x{kv_heads}x{head_dim} {:?}", self.kind)
+    }
+
+    fn numbers(&self) -> KvNumbers {
+        match self.kind {
+            MlxType::F32 => KvNumbers::F32,
+            MlxType::F16 => KvNumbers::F16,
+            MlxType::BF16 => KvNumbers::Bf16,
+        }
     }
 
     fn stats(&self) -> KvStats {
