@@ -85,8 +85,9 @@ test-arm: ## the CPU backend's tests for 64-bit ARM, under qemu's emulation (Lin
 	  $(CARGO) test --target $(ARM) --no-default-features --features cpu --test cpu --test parity
 
 .PHONY: bench
-bench: build ## speed of the operators beside the machine's limits, then of the demo model as it is served
+bench: build ## speed of the operators and of finding prefixes beside the machine's limits, then of the demo model as it is served
 	$(CARGO) bench --bench operators
+	$(CARGO) bench --bench prefix
 	@model=$$(native/model.sh) && target/release/greenroom bench "$$model" $(ARGS)
 
 .PHONY: versus
@@ -96,6 +97,10 @@ versus: build ## the demo model's speed beside other servers, in turns (ARGS="--
 .PHONY: load
 load: build ## many clients, long prompts and agents beside another server (ARGS="--help" lists scenarios and more)
 	@python3 -B benches/load/load.py $(ARGS)
+
+.PHONY: agent
+agent: build ## an agent's session, cold, warm and after a restart, beside llama.cpp's slots (ARGS="--help" lists more)
+	@python3 -B benches/cache/agent.py $(ARGS)
 
 .PHONY: overhead
 overhead: ## what scheduler and HTTP cost a token, with an engine that costs nothing
