@@ -1,7 +1,7 @@
 //! Key-value memory: opening, growth, and what is given up when it runs short.
 //!
-//! Order of giving up: finished rows in the prefix index, then the sequences of paused rows, then
-//! the youngest running row of the lowest class. What a row loses is frozen into the prefix index
+//! Order of giving up: kept prefixes that nobody uses, then the sequences of paused rows, then
+//! the youngest running row of the lowest class. What a row loses is kept among the prefixes
 //! and the row queues again, where the one rule computes what is missing; a row that is alone and
 //! still too big ends. The oldest running row is never set back for another, so it gets through. A
 //! row is admitted only where, by what is reserved, every other one can still grow by a block.
@@ -100,7 +100,8 @@ impl Core {
         let (info, memory) = (engine.info(), engine.memory());
         let block = u64::from(info.kv_block_tokens.max(1));
         let blocks = |tokens: u32| u64::from(tokens).div_ceil(block);
-        let kept = self.tree.borrow().blocks();
+        // What running rows publish is theirs, and counted with them.
+        let kept = { self.tree.borrow().evictable_blocks() };
         let paused = |row: &&Row| row.sequence.is_some() && (row.order == order || below(row, level));
         let oldest = self.running.iter().map(|row| row.order).min();
         let preemptible = |row: &&Row| background(row, level) && Some(row.order) != oldest;
@@ -129,10 +130,11 @@ impl Core {
             match engine.reserve(sequence, tokens) {
                 Ok(()) => return Ok(true),
                 Err(EngineError::KvFull { .. }) => {
+                    let alone = matches!(from, Spare::Paused);
                     if !self.evict()
                         && !self.strip(order, from)
                         && !self.preempt_for(from)
-                        && !self.evict_pinned()
+                        && !(alone && self.evict_pinned())
                     {
                         return Ok(false);
                     }
@@ -237,7 +239,7 @@ impl Core {
         victim.map(|order| self.set_back(order)).is_some()
     }
 
-    /// The row's sequence goes into the prefix index, from where it may go on, and the row owes
+    /// The row's sequence goes among the kept prefixes, from where it may go on, and the row owes
     /// everything again.
     fn freeze(&mut self, row: &mut Row) {
         let now = self.now();

@@ -301,7 +301,12 @@ impl Core {
         let Some(budget) = self.settings.cache_bytes else { return };
         let Some(info) = self.engine.as_ref().map(|engine| engine.info()) else { return };
         let block = u64::from(info.kv_block_tokens.max(1)) * info.kv_bytes_per_token;
-        while self.tree.borrow().blocks().saturating_mul(block) > budget && self.evict() {}
+        while self.tree.borrow().evictable_blocks().saturating_mul(block) > budget {
+            let evicted = self.tree.borrow_mut().evict();
+            if !self.carry_out(evicted) {
+                return;
+            }
+        }
     }
 
     pub(crate) fn close_sequence(&mut self, sequence: SequenceId) {

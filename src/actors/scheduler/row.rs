@@ -447,7 +447,12 @@ impl Row {
         if let Some(admitted) = self.admitted {
             let first = self.first_token.unwrap_or(now);
             let cached = self.cached.unwrap_or(0);
-            let attributes = [("promptTokens", self.prompt_tokens.into()), ("cachedTokens", cached.into())];
+            let spent = first.saturating_sub(admitted).as_millis() as u64;
+            let attributes = [
+                ("promptTokens", self.prompt_tokens.into()),
+                ("cachedTokens", cached.into()),
+                ("spentMs", spent.into()),
+            ];
             trace.span("prefill.total", admitted, first, &attributes);
             if self.first_token.is_some() {
                 trace.span("decode.total", first, now, &[("tokens", self.produced().into())]);

@@ -102,6 +102,8 @@ pub struct PrefixTree<P> {
     homes: HashMap<P, Index>,
     /// Payloads that may be given up, the least valuable first.
     order: BTreeSet<(u64, Index)>,
+    /// Nodes with a lent payload: few.
+    lents: BTreeSet<Index>,
     /// Leaves without state, the oldest first; some are not ghosts any more.
     ghosts: VecDeque<NodeRef>,
     /// Given up from outside, to be freed by whoever can.
@@ -121,6 +123,7 @@ impl<P: Copy + Eq + Hash> PrefixTree<P> {
             roots: HashMap::new(),
             homes: HashMap::new(),
             order: BTreeSet::new(),
+            lents: BTreeSet::new(),
             ghosts: VecDeque::new(),
             released: Vec::new(),
             now: 0,
@@ -147,6 +150,20 @@ impl<P: Copy + Eq + Hash> PrefixTree<P> {
     /// Blocks charged for what is kept.
     pub fn blocks(&self) -> u64 {
         self.sums.blocks
+    }
+
+    /// The same without what is there by lent payloads alone.
+    pub fn evictable_blocks(&self) -> u64 {
+        let mut lent = 0;
+        for index in &self.lents {
+            // Up to where others need it as well.
+            let mut next = self.node(*index);
+            while let Some(node) = next.filter(|node| node.held == 1) {
+                lent += u64::from(node.blocks);
+                next = node.parent.and_then(|parent| self.node(parent));
+            }
+        }
+        self.sums.blocks.saturating_sub(lent)
     }
 
     /// Keeps `payload`, which holds exactly `tokens`, and returns every payload that is not
@@ -339,6 +356,14 @@ impl<P: Copy + Eq + Hash> PrefixTree<P> {
         sums.tokens = sums.tokens + tokens(node) - tokens_before;
         sums.ghost_tokens = sums.ghost_tokens + (node.label.len() as u64 - tokens(node)) - ghosts_before;
         sums.blocks = sums.blocks + u64::from(node.blocks) - u64::from(blocks_before);
+        let is_lent = node.payload.is_some() && node.lent;
+        if is_lent != self.lents.contains(&index) {
+            if is_lent {
+                self.lents.insert(index)
+            } else {
+                self.lents.remove(&index)
+            };
+        }
         if rank_before != node.rank {
             let after = node.rank;
             rank_before.map(|rank| self.order.remove(&(rank, index)));

@@ -412,6 +412,9 @@ proptest! {
             }
             let blocks: u64 = tree.arena.iter().map(|(_, node)| u64::from(node.blocks)).sum();
             prop_assert_eq!(blocks, tree.blocks());
+            let lent: Vec<Index> = tree.arena.iter().filter(|(_, node)| node.lent).map(|(index, _)| index).collect();
+            prop_assert_eq!(lent, tree.lents.iter().copied().collect::<Vec<_>>());
+            prop_assert!(naive.lent.is_empty() == (tree.evictable_blocks() == tree.blocks()));
         }
     }
 }
