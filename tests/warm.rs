@@ -5,7 +5,6 @@
 
 #[allow(dead_code, reason = "each test program uses a part")]
 mod checkpoints;
-#[allow(dead_code, reason = "each test program uses a part")]
 mod common;
 
 use std::ops::Range;

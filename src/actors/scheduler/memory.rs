@@ -131,11 +131,11 @@ impl Core {
                 Ok(()) => return Ok(true),
                 Err(EngineError::KvFull { .. }) => {
                     let alone = matches!(from, Spare::Paused);
-                    if !self.evict()
-                        && !self.strip(order, from)
-                        && !self.preempt_for(from)
-                        && !(alone && self.evict_pinned())
-                    {
+                    let freed = self.evict()
+                        || self.strip(order, from)
+                        || self.preempt_for(from)
+                        || (alone && self.evict_pinned());
+                    if !freed {
                         return Ok(false);
                     }
                 }

@@ -11,7 +11,7 @@
 //!
 //! Eviction takes the least valuable tail: payloads are cut back node by node, to where
 //! another one branches off, an earlier turn ended, or somebody holds a pin. Value falls with
-//! requests that pass by and grows with uses and with what recomputing costs ([`value`]).
+//! requests that pass by and grows with uses and with what recomputing costs.
 //! Tokens of evicted tails stay for a while as *ghosts*, so that a miss can say that it is one
 //! of memory, and a tail that comes back keeps its uses.
 //!
