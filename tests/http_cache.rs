@@ -141,6 +141,16 @@ fn sessions_are_listed_pinned_and_dropped_by_whose_they_are() {
     );
     assert_eq!(pin("nobody", r#"{"pinned": true}"#).status, 404);
     assert_eq!(pin("one", "{}").json()["error"]["param"], "pinned");
+    // A header names a conversation where the body does not.
+    let body = user("end").to_string();
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: {}\r\nX-Session-Affinity: three\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        server.address,
+        body.len()
+    );
+    assert_eq!(server.send(head).status, 200);
+    assert_eq!(list()[0]["id"], "three");
+    assert_eq!(delete(&server, "/v1/cache/sessions/three", None).status, 200);
     // Another key's conversations are its own.
     assert_eq!(delete(&server, "/v1/cache/sessions/one", Some("secret")).status, 404);
     assert_eq!(delete(&server, "/v1/cache/sessions/one", None).status, 200);

@@ -13,7 +13,7 @@ use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder, ResponseError, w
 use super::api_error::ApiError;
 use super::body::read_json;
 use super::chat_request::read_chat;
-use super::client::client_id;
+use super::client::{client_id, session_header};
 use super::completion_request::read_completion;
 use super::identity::{Identity, REQUEST_ID};
 use super::options::Call;
@@ -96,6 +96,8 @@ async fn open(
     recorder.parsed();
     let mut call = call?;
     call.request.client = client_id(request, &call.client);
+    let cache = &mut call.request.cache;
+    cache.session = cache.session.take().or_else(|| session_header(request.headers()));
     call.request.trace = Some(recorder.trace().clone());
     let service_tier = call.terms.settle(request.headers(), &mut call.request)?;
     let chat = state.handles.chat(std::mem::take(&mut call.request)).await.map_err(|refusal| {

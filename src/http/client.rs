@@ -60,12 +60,18 @@ fn identity(headers: &HeaderMap, named: &NamedClient, peer: Option<IpAddr>) -> C
         let claims = name.starts_with(ClientId::KEY);
         return ClientId(if claims { format!("client:{name}") } else { name });
     }
-    let session =
-        said(named.session.as_deref()).or_else(|| SESSION_HEADERS.iter().find_map(|name| said(header(name))));
+    let session = said(named.session.as_deref()).or_else(|| session_header(headers));
     if let Some(session) = session {
         return ClientId(format!("session:{session}"));
     }
     ClientId(peer.map_or_else(|| "unix".to_owned(), |peer| peer.to_string()))
+}
+
+/// The conversation as a header names it.
+pub(super) fn session_header(headers: &HeaderMap) -> Option<String> {
+    let header = |name: &&str| headers.get(*name).and_then(|value| value.to_str().ok());
+    let named = SESSION_HEADERS.iter().find_map(header).filter(|name| !name.is_empty());
+    named.map(|name| cut(name).to_owned())
 }
 
 fn cut(name: &str) -> &str {

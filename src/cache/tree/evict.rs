@@ -91,7 +91,8 @@ impl<P: Copy + Eq + Hash> PrefixTree<P> {
         let mut next = Some(index);
         while let Some(index) = next {
             let Some(node) = self.node(index) else { return };
-            let kept = node.held > 0 || node.pins > 0 || node.favours > 0 || !node.children.is_empty();
+            // Pins and favours are about state, and there is none.
+            let kept = node.held > 0 || !node.children.is_empty();
             let (false, Some(parent)) = (kept, node.parent) else { return };
             self.change(index, |node| node.label.clear());
             self.arena.remove(index);

@@ -334,11 +334,8 @@ impl<P: Copy + Eq + Hash> PrefixTree<P> {
     }
 
     fn change_named(&mut self, name: NodeRef, change: impl FnOnce(&mut Node<P>)) {
-        let Some(index) = self.arena.resolve(name) else { return };
-        self.change(index, change);
-        if self.node(index).is_some_and(|node| node.held == 0) {
-            // Whoever kept it from being forgotten may have been the last.
-            self.ghosts.push_back(name);
+        if let Some(index) = self.arena.resolve(name) {
+            self.change(index, change);
         }
     }
 

@@ -234,6 +234,14 @@ fn ghosts_are_bounded() {
         assert!(keep(&mut tree, &tokens, number).is_empty());
         assert!(tree.evict().is_some());
     }
+    // Nor is one kept that somebody favoured while there was something to favour.
+    for number in 0..600 {
+        let tokens: Vec<u32> = (0..1000).map(|at| if at == 0 { 10_000 + number } else { at }).collect();
+        assert!(keep(&mut tree, &tokens, number).is_empty());
+        let node = tree.node_of(&name(""), &ids(&tokens)).unwrap();
+        tree.favour(node, true);
+        assert!(tree.evict().is_some());
+    }
     let numbers = tree.statistics();
     assert!(numbers.ghost_tokens <= 1 << 18, "{numbers:?}");
     assert!(numbers.nodes < 300 && tree.ghosts.len() < 300, "{numbers:?}");
