@@ -187,3 +187,42 @@ mod cpu {
         need(Some(tokens), Some(mib - 1)).expect("what was proposed fits");
     }
 }
+
+/// What is kept on disk belongs to weights, not to names.
+#[cfg(feature = "cpu")]
+#[test]
+fn weights_are_named_by_all_that_is_in_them() {
+    let tiny = common::data("tiny/llama");
+    let dir = tempfile::tempdir().unwrap();
+    let copy = |name: &str| {
+        let folder = dir.path().join(name).join("llama");
+        std::fs::create_dir_all(&folder).unwrap();
+        for entry in std::fs::read_dir(&tiny).unwrap() {
+            let path = entry.unwrap().path();
+            std::fs::copy(&path, folder.join(path.file_name().unwrap())).unwrap();
+        }
+        folder
+    };
+    let fingerprint = |folder: &std::path::Path, has_folder: bool| {
+        let config = settings(|config| config.cache.dir = has_folder.then(|| dir.path().join("cache")));
+        FileModel::new(folder, &config).unwrap().load().unwrap().fingerprint
+    };
+    let (one, other) = (copy("one"), copy("other"));
+    let first = fingerprint(&one, true);
+    assert!(first.is_some());
+    assert_eq!(first, fingerprint(&other, true), "wherever they lie");
+    assert_eq!(fingerprint(&one, false), None, "nobody asked");
+    // The last byte of the last tensor.
+    let file = other.join("model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    assert_ne!(first, fingerprint(&other, true));
+    // Other settings of the same weights are another model.
+    let file = one.join("config.json");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let changed = text.replace("\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 1e-06");
+    assert_ne!(text, changed, "the file has what the test changes");
+    std::fs::write(&file, changed).unwrap();
+    assert_ne!(first, fingerprint(&one, true));
+}
