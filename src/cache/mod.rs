@@ -8,8 +8,15 @@ pub mod sessions;
 pub mod ssd;
 pub mod tree;
 
+use crate::types::TokenId;
+
 pub use history::TokenHistory;
 pub use sessions::{Session, SessionKey, Sessions};
 pub use tree::{
     Evicted, Found, Lookup, MissReason, Namespace, NodeRef, PrefixTree, Storage, Terms, TreeStatistics,
 };
+
+/// How many tokens both begin with.
+pub fn shared(a: &[TokenId], b: &[TokenId]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}

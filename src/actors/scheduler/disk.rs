@@ -14,10 +14,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::actors::scheduler::core::Core;
-use crate::actors::scheduler::reuse::common;
 use crate::actors::scheduler::row::Row;
 use crate::cache::ssd::{Codec, Link, PIECE_TOKENS, SegmentId, SegmentIndex, pieces};
-use crate::cache::{Namespace, Terms};
+use crate::cache::{Namespace, Terms, shared};
 use crate::model::ops::EXPORT_TOKENS;
 use crate::types::{EngineError, SequenceId, TokenId};
 
@@ -216,7 +215,7 @@ impl Core {
         let target = wanted.get(..chain.covered as usize).unwrap_or(&[]).to_vec();
         let same = |reading: &&Reading| {
             reading.namespace == namespace
-                && common(&reading.tokens, &target) + LEAST_READ_TOKENS > chain.covered
+                && shared(&reading.tokens, &target) as u32 + LEAST_READ_TOKENS > chain.covered
         };
         let joined = self.disk.reading.iter().find(same).map(|reading| reading.id);
         if let Some(id) = joined {

@@ -15,7 +15,7 @@ use crate::actors::scheduler::disk::ReadId;
 use crate::actors::scheduler::pace::Work;
 use crate::actors::scheduler::row::Row;
 use crate::cache::sessions::Change;
-use crate::cache::{Evicted, Found, Lookup, Namespace, NodeRef, PrefixTree, SessionKey, Terms};
+use crate::cache::{Evicted, Found, Lookup, Namespace, NodeRef, PrefixTree, SessionKey, Terms, shared};
 use crate::types::{EngineError, FailureReason, PreparedPrompt, Priority, SequenceId, TokenId, TraceValue};
 
 /// Shorter common beginnings are not worth a fork: every template begins alike.
@@ -354,7 +354,7 @@ impl Core {
         let leaders = self.running.iter().filter(|leader| leader.is_leading());
         let shared = leaders
             .filter(|leader| leader.reuse.namespace == row.reuse.namespace)
-            .map(|leader| (common(&leader.tokens, wanted), leader));
+            .map(|leader| (shared(&leader.tokens, wanted) as u32, leader));
         let (upto, leader) = shared.max_by_key(|(upto, leader)| (*upto, leader.computed))?;
         if upto < LEAST_SHARED_TOKENS || leader.computed >= upto {
             return None;
@@ -421,9 +421,4 @@ pub(crate) fn tell_tree(tree: &mut PrefixTree<SequenceId>, changes: Vec<Change>)
             Change::Pin(node, false) => tree.unpin(node),
         }
     }
-}
-
-/// Tokens that both begin with.
-pub(crate) fn common(a: &[TokenId], b: &[TokenId]) -> u32 {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count() as u32
 }

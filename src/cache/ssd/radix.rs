@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::SegmentHead;
+use crate::cache::shared;
 use crate::types::TokenId;
 
 /// Names a node as long as a segment ends there.
@@ -231,8 +232,4 @@ impl Paths {
         }
         assert_eq!(seen, live, "every node is reached");
     }
-}
-
-fn shared(a: &[TokenId], b: &[TokenId]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }

@@ -4,6 +4,7 @@ use std::hash::Hash;
 
 use super::arena::{Index, NodeRef};
 use super::{Namespace, PrefixTree};
+use crate::cache::shared;
 use crate::types::TokenId;
 
 /// Other namespaces looked at to explain a miss.
@@ -155,9 +156,4 @@ impl<P: Copy + Eq + Hash> PrefixTree<P> {
             at = here.children.iter().find(holds)?.1;
         }
     }
-}
-
-/// Tokens that both begin with.
-pub(super) fn shared(a: &[TokenId], b: &[TokenId]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }

@@ -22,6 +22,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::Hash;
 use std::sync::Arc;
 
+use crate::cache::shared;
 use crate::types::TokenId;
 
 mod arena;
@@ -393,7 +394,7 @@ impl<P: Copy + Eq + Hash> PrefixTree<P> {
             let next = self.node(at).and_then(|node| node.child(tokens[done]));
             let Some(next) = next else { return self.add(at, done as u32, tokens[done..].to_vec()) };
             let label = self.node(next).map_or(&[][..], |node| &node.label);
-            let common = find::shared(label, &tokens[done..]);
+            let common = shared(label, &tokens[done..]);
             at = if common < label.len() { self.split(next, common) } else { next };
             done += common;
         }

@@ -257,7 +257,7 @@ struct Naive {
 
 impl Naive {
     fn longest(&self, prompt: &[TokenId]) -> usize {
-        self.kept.values().map(|tokens| find::shared(tokens, prompt)).max().unwrap_or(0)
+        self.kept.values().map(|tokens| shared(tokens, prompt)).max().unwrap_or(0)
     }
 
     /// Distinct prefixes: what a tree must count.
