@@ -16,6 +16,8 @@ use crate::types::{ClientId, EngineError, Priority, SequenceId};
 
 /// Rows looked at in a step for which there is no memory, at most.
 const MAX_SHORT: usize = 8;
+/// Rows looked at in a step that wait for what another computes or the disk brings, at most.
+const MAX_FOLLOWING: usize = 64;
 /// Clients looked at in a step for which there is no slot, at most.
 const MAX_WITHOUT_SLOT: usize = 64;
 /// Younger rows of its class or lower ones that may pass a row which waits for memory.
@@ -35,7 +37,11 @@ impl Core {
         let mut following = Vec::new();
         // Clients that cannot have a slot: it depends on the client and its best class alone.
         let mut without = Vec::new();
-        while self.engine.is_some() && short.len() < MAX_SHORT && without.len() < MAX_WITHOUT_SLOT {
+        while self.engine.is_some()
+            && short.len() < MAX_SHORT
+            && without.len() < MAX_WITHOUT_SLOT
+            && following.len() < MAX_FOLLOWING
+        {
             let Some((order, level)) = self.next_waiting(&[&short, &following], &without, now) else { break };
             if barrier.is_some_and(|barrier| level <= barrier) {
                 break;
