@@ -6,7 +6,7 @@
     python3 benches/cache/agent.py --peer none                 this project's server alone
     python3 benches/cache/agent.py --llama-server PATH         a llama-server of your own instead of the wheel's
 
-A round begins with an empty folder: the session's first request, its others, another question behind the same system prompt, a restart, and
+A round begins with an empty folder: the session's first request, the same again, its others, another question behind the same system prompt, a restart, and
 the first request once more. Only the server that is measured is up. llama.cpp's slot is saved at the end of the session and restored
 after the restart, which is what it has for that; files are read from the disk, not from the system's memory. Run nothing else meanwhile.
 """
@@ -33,6 +33,7 @@ from versus import demo_model, load_average
 # What is waited for: key and title, in the table's order.
 WAITS = [
     ("cold", "cold"),
+    ("same", "the same again"),
     ("ram", "following turns"),
     ("other", "other question"),
     ("again", "after restart"),
@@ -118,6 +119,7 @@ class Side:
         self.peer.folder.mkdir(mode=0o700)
         with self.server() as server:
             cold = self.asked(server, "cold", self.bodies[0])
+            self.asked(server, "same", self.bodies[0])
             warm = [server.ask(body) for body in self.bodies[1:]]
             self.note("ram", statistics.median(reply.first for reply in warm), statistics.median(reply.share for reply in warm))
             self.keep("ram_max", 1e3 * max(reply.first for reply in warm))

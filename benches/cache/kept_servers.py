@@ -6,8 +6,6 @@ Needs `versus` on the path: what installs and starts servers is there.
 import http.client
 import json
 import os
-import re
-import signal
 import subprocess
 import time
 import urllib.request
@@ -24,12 +22,10 @@ STOP_LIMIT = 60.0  # seconds until a server that is told to stop must have
 STILL = 1.0  # seconds in which nothing was written: all is
 STILL_LIMIT = 60.0  # seconds until that must be
 SLOT_FILE = "slot.bin"
-REMOVED = "a file of the prompt cache was removed"
-OPEN = re.compile(r"unfinished=(\d+).*the prompt cache's folder is open|the prompt cache's folder is open.*unfinished=(\d+)")
 
 
 class KeptGreenroom(Greenroom):
-    """This project's server with a folder for its prompts, or without any cache where there is no folder."""
+    """This project's server with a folder for its prompts."""
 
     def __init__(self, binary, folder, gigabytes=4.0, settings=None):
         super().__init__(binary, settings)
@@ -37,11 +33,7 @@ class KeptGreenroom(Greenroom):
 
     def launch(self, model, port, threads, slots, context):
         plain = super().launch(model, port, threads, slots, context)
-        command = [part for part in plain.command if part not in ("--log-level", "warn")]
-        # What was removed is a warning; how the folder was found, a line of level info.
-        command += ["--ctx", context, "--log-level", "info"]
-        if self.folder is None:
-            return Launch(command, plain.environment | {"GREENROOM__CACHE__ENABLED": "false"})
+        command = [*plain.command, "--ctx", context]
         return Launch([*command, "--cache-dir", self.folder, "--cache-ssd-gb", self.gigabytes], plain.environment)
 
     def state_bytes(self, model):
@@ -95,15 +87,11 @@ class Reply:
 
 
 class KeptServer(Server):
-    """A running server that may be stopped in order or killed, and whose whole log can be read."""
+    """A running server that may be stopped in order."""
 
     def __init__(self, peer, model, threads, context):
         port = free_port()
         super().__init__(peer.name, peer.launch(model, port, threads, 1, context), port)
-
-    def text(self):
-        self.log.seek(0)
-        return self.log.read().decode(errors="replace")
 
     def ask(self, body):
         """A streamed chat completion; `RuntimeError` where the server refuses it, `OSError` where it goes away."""
@@ -178,16 +166,6 @@ class KeptServer(Server):
             time.sleep(0.1)
         raise RuntimeError(f"{self.name} still writes after {STILL_LIMIT:.0f} s")
 
-    def opened(self, limit=10.0):
-        """Files that were removed as ours found its folder: damaged ones, and unfinished ones. None where it did not open it."""
-        deadline = time.monotonic() + limit
-        while time.monotonic() < deadline:
-            text = self.text()
-            if found := OPEN.search(text):
-                return text.count(REMOVED), int(found[1] or found[2])
-            time.sleep(0.05)
-        return None
-
     def stop_in_order(self):
         """Asks it to stop and waits: what is still to be written is."""
         self.process.terminate()
@@ -195,11 +173,6 @@ class KeptServer(Server):
             self.process.wait(STOP_LIMIT)
         except subprocess.TimeoutExpired as error:
             raise RuntimeError(f"{self.name} did not stop within {STOP_LIMIT:.0f} s") from error
-
-    def kill(self):
-        """Ends it at once, as a lost power supply would."""
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
 
 
 def folder_bytes(folder):
