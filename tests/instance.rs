@@ -197,3 +197,53 @@ fn state_in_8_bits_is_kept_apart_and_told() {
         assert!(bytes[1] * 10 < bytes[0] * 7, "{bytes:?}");
     });
 }
+
+/// Little memory, short chunks, a folder that is too small, clients that go away, orders to forget in
+/// between: the cache may lose everything at any time, and no answer shows it.
+#[test]
+#[cfg(feature = "cpu")]
+fn whatever_becomes_of_the_cache_answers_stay_the_same() {
+    use greenroom::actors::ClearCache;
+
+    let asked = |number: usize| {
+        let begins = ["alpha beta gamma ", "one two three "][number % 2];
+        let mut request = ask(&format!("{}{}", begins.repeat(8 + number % 7 * 5), "tail ".repeat(number)));
+        request.max_tokens = Some(8);
+        request.ignore_eos = true;
+        request.sampling.temperature = Some(0.0);
+        request.cache.session = Some(format!("session {}", number % 3));
+        request
+    };
+    run(async {
+        let without = start(DeviceChoice::Cpu, |config| config.cache.enabled = false).await;
+        let expected = texts(together(&without, |number| asked(number * 3)).await);
+        without.stop().await;
+        for (memory_mib, chunk, rows) in [(1, 512, 16), (1, 20, 3), (64, 7, 16)] {
+            let dir = tempfile::tempdir().unwrap();
+            for _life in 0..2 {
+                let greenroom = start(DeviceChoice::Cpu, |config| {
+                    config.engine.kv_memory_mib = Some(memory_mib);
+                    config.scheduler.max_chunk_tokens = chunk;
+                    config.scheduler.max_rows = rows;
+                    config.cache.dir = Some(dir.path().to_path_buf());
+                    config.cache.ssd_gb = 0.001;
+                })
+                .await;
+                let handles = greenroom.handles();
+                for round in 0..6 {
+                    let gone = greenroom.chat(asked(round)).await.unwrap();
+                    let answers = texts(together(&greenroom, |number| asked(number * 3)).await);
+                    assert_eq!(answers, expected, "{memory_mib} MiB, chunks of {chunk}, round {round}");
+                    drop(gone);
+                    if round % 3 == 1 {
+                        let order = ClearCache { disk: round == 4 };
+                        handles.clear_cache().send(order).await.unwrap();
+                    }
+                }
+                let gauges = handles.gauges().clone();
+                greenroom.stop().await;
+                assert_eq!((gauges.tickets_live(), gauges.kv_used_bytes.get()), (0, 0));
+            }
+        }
+    });
+}
