@@ -247,3 +247,40 @@ fn whatever_becomes_of_the_cache_answers_stay_the_same() {
         }
     });
 }
+
+/// A conversation that goes on from its own end, and one that branches off, on every device.
+#[test]
+fn turns_of_a_conversation_reuse_what_was_computed() {
+    run(async {
+        for device in devices() {
+            let (mut texts, mut cached) = (Vec::new(), Vec::new());
+            for enabled in [false, true] {
+                let greenroom = start(device, |config| config.cache.enabled = enabled).await;
+                let mut messages =
+                    vec![ChatMessage::text(Role::User, "a question of some length ".repeat(12))];
+                let mut said = Vec::new();
+                for turn in 0..4 {
+                    let mut request = ChatRequest { messages: messages.clone(), ..ChatRequest::default() };
+                    request.max_tokens = Some(12);
+                    request.ignore_eos = true;
+                    request.sampling.temperature = Some(0.0);
+                    let (text, usage) = read(greenroom.chat(request).await.unwrap()).await;
+                    cached.extend(enabled.then_some((usage.cached_tokens, usage.prompt_tokens)));
+                    said.push(text.clone());
+                    // The third turn goes back to the first answer.
+                    messages.truncate(if turn == 1 { 1 } else { messages.len() });
+                    messages.push(ChatMessage::text(Role::Assistant, text));
+                    messages.push(ChatMessage::text(Role::User, format!("and then, for the time {turn}?")));
+                }
+                greenroom.stop().await;
+                texts.push(said);
+            }
+            assert_eq!(texts[0], texts[1], "{device:?}");
+            assert_eq!(cached[0].0, 0);
+            assert!(
+                cached[1..].iter().all(|(cached, prompt)| *cached > 200 && cached < prompt),
+                "{cached:?}"
+            );
+        }
+    });
+}

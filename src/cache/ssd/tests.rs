@@ -477,3 +477,29 @@ fn an_id_is_never_written_twice() {
     assert_eq!(folder.read(&first, 2).unwrap(), state(&first));
     assert_eq!(names(dir.path()), ["0000000000000001.gkv", "lock"]);
 }
+
+#[test]
+fn a_clock_that_goes_backwards_only_changes_who_goes_first() {
+    use std::time::{Duration, SystemTime};
+    let dir = tempfile::tempdir().unwrap();
+    let (folder, ..) = Folder::open(dir.path()).unwrap();
+    let ahead = Duration::from_secs(1 << 33);
+    let times = [(1, SystemTime::now() + ahead), (2, SystemTime::UNIX_EPOCH), (3, SystemTime::now())];
+    for (id, time) in times {
+        let parent = (id > 1).then_some(1);
+        let start = if id > 1 { 1 } else { 0 };
+        put(&folder, &SegmentHead { created: u64::MAX / id, ..head(id, parent, start, &[id as u32]) });
+        let written = fs::File::options().write(true).open(file(dir.path(), id)).unwrap();
+        written.set_modified(time).unwrap();
+    }
+    drop(folder);
+    let (folder, found, report) = Folder::open(dir.path()).unwrap();
+    assert!(report.bad.is_empty() && report.unread.is_empty(), "{report:?}");
+    assert_eq!(found.iter().map(|head| head.id.0).collect::<Vec<_>>(), [2, 3, 1], "by their times");
+    for head in &found {
+        assert_eq!(folder.read(head, 1).unwrap(), state(head));
+    }
+    let mut index = SegmentIndex::new(found.iter().map(|head| head.bytes).sum::<u64>() - 1);
+    assert_eq!(index.restore(found), [SegmentId(2)], "what others build on stays, whatever its time");
+    assert!(index.longest("model", &ids(&[1, 3])).is_some_and(|chain| chain.covered == 2));
+}
