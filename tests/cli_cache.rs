@@ -98,6 +98,12 @@ fn what_is_removed_takes_what_builds_on_it_along() {
     assert_eq!(cache(&["rm", "99"], dir.path()).status.code(), Some(1));
     assert_eq!(cache(&["rm", "xyz"], dir.path()).status.code(), Some(64));
     assert_eq!(cache(&["rm"], dir.path()).status.code(), Some(64), "what to remove must be said");
+    assert_eq!(
+        cache(&["rm", "--namespace", ""], dir.path()).status.code(),
+        Some(64),
+        "nothing named is not all"
+    );
+    assert_eq!(cache(&["rm", "--all", "4"], dir.path()).status.code(), Some(64));
     assert!(said(&cache(&["rm", "--namespace", "tw"], dir.path())).contains("removed 1 segments"));
     assert_eq!(count(), 0);
     let dir = filled();
@@ -118,7 +124,11 @@ fn a_folder_that_a_server_has_is_looked_at_and_not_touched() {
 #[test]
 fn a_folder_that_is_not_there_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    let output = cache(&["ls"], &dir.path().join("elsewhere"));
-    assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8(output.stderr).unwrap().contains("elsewhere"));
+    let elsewhere = dir.path().join("elsewhere");
+    for args in [&["ls"][..], &["stats"], &["verify"], &["rm", "--all"]] {
+        let output = cache(args, &elsewhere);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(String::from_utf8(output.stderr).unwrap().contains("elsewhere"));
+    }
+    assert!(!elsewhere.exists(), "nor is it made");
 }

@@ -82,6 +82,8 @@ struct Pending {
 struct Writing {
     of: Pending,
     head: SegmentHead,
+    /// It is to be forgotten before it is there.
+    is_void: bool,
 }
 
 /// The tier on disk.
@@ -182,7 +184,7 @@ impl Ssd {
         {
             let Some((head, range)) = self.plan(&of, models) else { continue };
             let Pending { namespace, tokens, .. } = of.clone();
-            self.writing = Some(Writing { of, head });
+            self.writing = Some(Writing { of, head, is_void: false });
             return Some(ExportSegment { namespace, tokens, range });
         }
         None
@@ -220,8 +222,10 @@ impl Ssd {
     fn exported(&mut self, pieces: Option<Vec<Vec<u8>>>, codec: Codec) {
         let Some(writing) = &self.writing else { return };
         let ordered = match pieces {
-            Some(pieces) => self.writer.order(SsdJob::Write { head: writing.head.clone(), pieces, codec }),
-            None => false,
+            Some(pieces) if !writing.is_void => {
+                self.writer.order(SsdJob::Write { head: writing.head.clone(), pieces, codec })
+            }
+            _ => false,
         };
         if !ordered {
             self.gauges.ssd_dropped.up();
@@ -231,6 +235,9 @@ impl Ssd {
 
     fn written(&mut self, head: SegmentHead) {
         self.gauges.ssd_written_bytes.add(head.bytes);
+        if self.writing.take_if(|writing| writing.is_void).is_some() {
+            return self.remove(vec![head.id]);
+        }
         let gone = self.segments.borrow_mut().as_mut().map(|index| index.insert(head)).unwrap_or_default();
         self.remove(gone);
         // There may be more of it.
@@ -279,6 +286,7 @@ impl Ssd {
     /// Forgets all that is there, and what is about to be.
     fn clear(&mut self) {
         self.pending.clear();
+        self.writing.iter_mut().for_each(|writing| writing.is_void = true);
         let mut gone = Vec::new();
         if let Some(index) = self.segments.borrow_mut().as_mut() {
             let all: Vec<SegmentId> = index.heads().map(|head| head.id).collect();
@@ -291,6 +299,10 @@ impl Ssd {
     fn drop_path(&mut self, base: &str, namespace: &Namespace, tokens: &[TokenId]) {
         self.pending
             .retain(|pending| pending.namespace != *namespace || !tokens.starts_with(&pending.tokens));
+        let is_part = |writing: &&mut Writing| {
+            writing.of.namespace == *namespace && tokens.starts_with(&writing.of.tokens)
+        };
+        self.writing.iter_mut().filter(is_part).for_each(|writing| writing.is_void = true);
         let name = name_on_disk(base, namespace);
         let gone = self.segments.borrow_mut().as_mut().map(|index| index.remove_path(&name, tokens));
         self.remove(gone.unwrap_or_default());

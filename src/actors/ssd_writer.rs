@@ -109,7 +109,7 @@ impl Thread {
                     break;
                 };
                 match queue.recv_timeout(left) {
-                    Ok(job @ SsdJob::Read { .. }) => at_once(folder, job, answer),
+                    Ok(job @ (SsdJob::Read { .. } | SsdJob::Remove { .. })) => at_once(folder, job, answer),
                     Ok(job) => kept.push(job),
                     Err(RecvTimeoutError::Timeout) => break,
                     Err(RecvTimeoutError::Disconnected) => *is_open = false,

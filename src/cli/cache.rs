@@ -121,6 +121,9 @@ pub(super) fn check(args: &ListArgs) -> Result<Exit, Stop> {
 /// Removes segments, and what builds on them.
 pub(super) fn remove(args: &RemoveArgs) -> Result<Exit, Stop> {
     let dir = folder(&args.folder)?;
+    if !dir.is_dir() {
+        return Err(failed(format!("{}: there is no such folder", dir.display())));
+    }
     let ids: Vec<SegmentId> = args.segments.iter().map(|text| id(text)).collect::<Result<_, _>>()?;
     let (folder, heads, report) = Folder::open(&dir).map_err(|error| {
         Stop::new(

@@ -324,10 +324,10 @@ struct RemoveArgs {
     #[arg(value_name = "SEGMENT", required_unless_present_any = ["all", "namespace"])]
     segments: Vec<String>,
     /// Those whose namespace holds this text
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     namespace: Option<String>,
     /// All of them
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["segments", "namespace"])]
     all: bool,
 }
 

@@ -154,6 +154,25 @@ fn a_folder_that_cannot_be_written_any_more_turns_the_tier_off_and_the_server_go
 }
 
 #[test]
+fn what_is_forgotten_does_not_come_back_with_a_write_under_way() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async move {
+        // So slow that a segment is being written for as long as the test needs.
+        let slow = |config: &mut Config| {
+            with(dir.path())(config);
+            config.cache.ssd_write_mib_s = 1;
+        };
+        let (greenroom, _) = start(Script::new(), slow).await;
+        answer(&greenroom, long()).await;
+        let order = greenroom::actors::ClearCache { disk: true };
+        let report = greenroom.handles().clear_cache().send(order).await.unwrap();
+        assert_eq!((report.entries, report.ssd_segments), (0, 0));
+        stop(greenroom).await;
+        assert!(segments(dir.path()).is_empty(), "{:?}", segments(dir.path()));
+    });
+}
+
+#[test]
 fn a_small_budget_is_kept() {
     let dir = tempfile::tempdir().unwrap();
     run(async move {
