@@ -96,7 +96,23 @@ fn a_nonce_line_is_taken_out_and_told() {
     let usage = &second["usage"];
     assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"].as_u64().unwrap() - 1);
     let told = event(&server, &id, "prompt.normalized").unwrap();
-    assert_eq!(told, json!({"lines": 1, "pattern": "x-anthropic-billing-header: *"}));
+    assert_eq!(told, json!({"lines": 1, "pattern": "x-anthropic-billing-header: *;"}));
+    // In a part of its own, as agents send it: what the next part says stays, to its first line.
+    let in_parts = |nonce: &str| {
+        json!({"messages": [
+            {"role": "system", "content": [
+                {"type": "text", "text": format!("x-anthropic-billing-header: cch={nonce};")},
+                {"type": "text", "text": long("")},
+            ]},
+            {"role": "user", "content": "end"},
+        ], "max_tokens": 4})
+    };
+    let (parted, _) = asked(&server, &in_parts("c3"));
+    assert_eq!(parted["usage"]["prompt_tokens"], usage["prompt_tokens"], "the same prompt");
+    assert_eq!(
+        parted["usage"]["prompt_tokens_details"]["cached_tokens"],
+        usage["prompt_tokens_details"]["cached_tokens"]
+    );
     // Said by anybody else it is text like any other.
     let said = user("x-anthropic-billing-header: end");
     assert_eq!(details(&server, &said)["stripped_lines"], Value::Null);

@@ -59,7 +59,7 @@ impl PreparationExecutor {
     fn prepare(&mut self, job: &mut Prepare) -> Result<PreparedPrompt, PrepareError> {
         // The HTTP side has checked its fields; an application that embeds us has not.
         job.request.check()?;
-        let stripped = strip_nonce_lines(&mut job.request.messages, &self.nonce_lines);
+        let stripped = strip_nonce_lines(&mut job.request, &self.nonce_lines);
         if let Some(pattern) = &stripped.pattern {
             let attributes = [("lines", stripped.lines.into()), ("pattern", pattern.as_str().into())];
             job.ticket.trace.mark("prompt.normalized", self.clock.now(), &attributes);
@@ -89,9 +89,11 @@ fn encode(
     text: &TextModel,
     rendered: &Rendered,
     history: &TokenHistory,
+    salt: Option<&str>,
 ) -> Result<Vec<TokenId>, PrepareError> {
     let spelled = text.spell(rendered);
-    let known = history.candidates(&text.name, spelled.text.as_bytes(), |ids| text.text_of(ids));
+    let of = TokenHistory::of(&text.name, salt);
+    let known = history.candidates(&of, spelled.text.as_bytes(), |ids| text.text_of(ids));
     for ids in known {
         if let Some(ids) = text.encode_behind(&ids, &spelled, rendered)? {
             return Ok(ids);
@@ -116,7 +118,7 @@ fn prepare(
     if least >= job.context {
         return Err(PrepareError::PromptTooLong { least, limit: job.context });
     }
-    let tokens = encode(&job.text, &rendered, history)?;
+    let tokens = encode(&job.text, &rendered, history, request.cache.salt.as_deref())?;
     let prompt = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
     if prompt == 0 {
         return Err(PrepareError::Field {

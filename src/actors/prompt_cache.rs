@@ -379,8 +379,10 @@ impl PromptCache {
             let Some(namespace) = model.namespace.as_deref() else { continue };
             let Some(text) = model.forgetful.take() else { continue };
             let paths: Vec<_> = index.ends(namespace).take(MOST_REMEMBERED).collect();
+            // Of salted ones the salt is not known here.
+            let of = TokenHistory::of(&text, None);
             // The latest last: it is the last to be forgotten.
-            paths.into_iter().rev().for_each(|path| self.history.remember(&text, path));
+            paths.into_iter().rev().for_each(|path| self.history.remember(&of, path));
         }
     }
 

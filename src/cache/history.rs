@@ -58,7 +58,12 @@ pub struct TokenHistory {
 }
 
 impl TokenHistory {
-    /// Remembers ids of a model. Takes no time.
+    /// Under which name ids are remembered: those of different models or salts do not meet.
+    pub fn of(model: &str, salt: Option<&str>) -> String {
+        format!("{model}\0{}", salt.unwrap_or_default())
+    }
+
+    /// Remembers ids under a name, see [`TokenHistory::of`]. Takes no time.
     pub fn remember(&self, model: &str, ids: Vec<TokenId>) {
         if ids.is_empty() {
             return;
@@ -217,6 +222,16 @@ mod tests {
         assert_eq!(found(&history, "m", "b"), [""; 0]);
         assert_eq!(found(&history, "other", "a b c d e"), ["a b c d"]);
         assert_eq!(found(&history, "nobody", "a"), [""; 0]);
+    }
+
+    #[test]
+    fn salts_do_not_see_what_others_answers_were_made_of() {
+        let history = TokenHistory::default();
+        history.remember(&TokenHistory::of("m", Some("secret")), ids("a b"));
+        assert_eq!(found(&history, &TokenHistory::of("m", None), "a b c"), [""; 0]);
+        assert_eq!(found(&history, &TokenHistory::of("m", Some("")), "a b c"), [""; 0]);
+        assert_eq!(found(&history, &TokenHistory::of("m", Some("secret")), "a b c"), ["a b"]);
+        assert_eq!(TokenHistory::of("m", None), TokenHistory::of("m", Some("")));
     }
 
     #[test]

@@ -111,7 +111,7 @@ fn prompt(path: &Path, text: &TextModel, config: &Config, now: SystemTime) -> Re
     let wrong = |message: String| failed(format!("{}: {message}", path.display()));
     let body = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
     let mut request = read_chat_request(&body).map_err(wrong)?;
-    let stripped = strip_nonce_lines(&mut request.messages, &config.cache.nonce_lines).lines;
+    let stripped = strip_nonce_lines(&mut request, &config.cache.nonce_lines).lines;
     let rendered = text.render(&request, now).map_err(|error| wrong(error.to_string()))?;
     let ids = text.encode(&rendered).map_err(|error| wrong(error.to_string()))?;
     Ok(Prompt { text: rendered.text(), request, rendered, ids, stripped })

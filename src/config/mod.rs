@@ -238,7 +238,7 @@ impl Default for CacheConfig {
             ssd_gb: 20.0,
             ssd_write_mib_s: 200,
             ssd_kv: SsdKv::Stored,
-            nonce_lines: vec!["x-anthropic-billing-header: *".into()],
+            nonce_lines: vec!["x-anthropic-billing-header: *;".into()],
         }
     }
 }

@@ -36,6 +36,7 @@ pub(super) fn read_cache_terms(
         session: client.session.clone().filter(|name| !name.is_empty()),
         salt: salt.filter(|salt| !salt.is_empty()),
         breakpoints,
+        first_parts: Vec::new(),
         sort_tools: body.boolean("sort_tools")?.unwrap_or(false),
     })
 }

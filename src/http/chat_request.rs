@@ -10,10 +10,10 @@ use super::api_error::ApiError;
 use super::cache_terms::read_cache_terms;
 use super::client::NamedClient;
 use super::fields::{Fields, View};
-use super::messages::{read_messages, short};
+use super::messages::{Conversation, read_messages, short};
 use super::options::{self, Call};
 use super::terms::AskedTerms;
-use crate::types::ChatRequest;
+use crate::types::{CacheTerms, ChatRequest};
 
 /// Values of `reasoning_effort`.
 const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
@@ -53,7 +53,7 @@ pub fn read_chat(body: Value) -> Result<Call, ApiError> {
     refuse_unsupported(&mut body)?;
     let stream = body.boolean("stream")?.unwrap_or(false);
     let include_usage = options::read_stream_options(&mut body, &mut unknown)?;
-    let (messages, breakpoints) = read_messages(&mut body, &mut unknown)?;
+    let Conversation { messages, marks, first_parts } = read_messages(&mut body, &mut unknown)?;
     let mut template_kwargs = read_template_kwargs(&mut body)?;
     read_effort(&mut body, &mut template_kwargs)?;
     let tools = read_tools(&mut body)?;
@@ -61,7 +61,7 @@ pub fn read_chat(body: Value) -> Result<Call, ApiError> {
     let max_tokens = body.count("max_completion_tokens", 1)?.or(older);
     let client = NamedClient::read(&mut body)?;
     let terms = AskedTerms::read(&mut body)?;
-    let cache = read_cache_terms(&mut body, &client, breakpoints)?;
+    let cache = CacheTerms { first_parts, ..read_cache_terms(&mut body, &client, marks)? };
     let request = ChatRequest {
         model: body.string("model")?,
         messages,

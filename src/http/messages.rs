@@ -14,14 +14,29 @@ use crate::types::{ChatMessage, Role, ToolCall};
 /// Most messages in one request: a bound on work, far above any context.
 const MAX_MESSAGES: usize = 100_000;
 
-/// Reads `messages`, and which of them the client marked as ends of what is worth keeping.
+/// A conversation as the body has it.
+pub struct Conversation {
+    /// At least one.
+    pub messages: Vec<ChatMessage>,
+    /// Which of them the client marked as ends of what is worth keeping.
+    pub marks: Vec<usize>,
+    /// Where the parts of the first one's content end, bytes.
+    pub first_parts: Vec<usize>,
+}
+
+/// What a message says besides itself.
+#[derive(Default)]
+struct Extras {
+    marked: bool,
+    /// Where the parts of its content end, bytes.
+    parts: Vec<usize>,
+}
+
+/// Reads `messages`.
 ///
 /// # Errors
 /// The first field that is wrong, by its path.
-pub fn read_messages(
-    body: &mut Fields,
-    unknown: &mut Vec<String>,
-) -> Result<(Vec<ChatMessage>, Vec<usize>), ApiError> {
+pub fn read_messages(body: &mut Fields, unknown: &mut Vec<String>) -> Result<Conversation, ApiError> {
     let items = body
         .array("messages")?
         .ok_or_else(|| body.missing("messages", "an array with at least one message"))?;
@@ -30,13 +45,17 @@ pub fn read_messages(
         return Err(ApiError::field("messages", "invalid_value", message));
     }
     let (mut messages, mut marks) = (Vec::with_capacity(items.len()), Vec::new());
+    let mut first_parts = Vec::new();
     // Arguments are JSON within the JSON: together they get as much as a body.
     let mut room = MAX_STRUCTURE;
     for (index, item) in items.into_iter().enumerate() {
         let fields = Fields::new(format!("messages[{index}]"), item)?;
-        let mut marked = false;
-        messages.push(read_message(fields, unknown, &mut room, &mut marked)?);
-        marks.extend(marked.then_some(index));
+        let mut extras = Extras::default();
+        messages.push(read_message(fields, unknown, &mut room, &mut extras)?);
+        marks.extend(extras.marked.then_some(index));
+        if index == 0 {
+            first_parts = extras.parts;
+        }
     }
     // An empty answer at the end is what a failed turn leaves behind in a client's history.
     if messages.last().is_some_and(is_empty_answer) {
@@ -46,7 +65,7 @@ pub fn read_messages(
     if messages.is_empty() {
         return Err(ApiError::field("messages", "invalid_value", "must hold at least one message"));
     }
-    Ok((messages, marks))
+    Ok(Conversation { messages, marks, first_parts })
 }
 
 fn is_empty_answer(message: &ChatMessage) -> bool {
@@ -60,11 +79,11 @@ fn read_message(
     mut fields: Fields,
     unknown: &mut Vec<String>,
     room: &mut usize,
-    marked: &mut bool,
+    extras: &mut Extras,
 ) -> Result<ChatMessage, ApiError> {
     let role = read_role(&mut fields)?;
-    let content = read_content(&mut fields, role, unknown, marked)?;
-    *marked |= read_mark(&mut fields)?;
+    let content = read_content(&mut fields, role, unknown, extras)?;
+    extras.marked |= read_mark(&mut fields)?;
     let name = fields.string("name")?;
     let mut message = ChatMessage::text(role, "");
     message.content = content;
@@ -115,7 +134,7 @@ fn read_content(
     fields: &mut Fields,
     role: Role,
     unknown: &mut Vec<String>,
-    marked: &mut bool,
+    extras: &mut Extras,
 ) -> Result<Option<String>, ApiError> {
     let path = fields.path("content");
     match fields.value("content") {
@@ -124,7 +143,8 @@ fn read_content(
         Some(Value::Array(parts)) => {
             let mut text = String::new();
             for (index, part) in parts.into_iter().enumerate() {
-                text.push_str(&read_part(format!("{path}[{index}]"), part, role, unknown, marked)?);
+                text.push_str(&read_part(format!("{path}[{index}]"), part, role, unknown, extras)?);
+                extras.parts.push(text.len());
             }
             Ok(Some(text))
         }
@@ -137,7 +157,7 @@ fn read_part(
     part: Value,
     role: Role,
     unknown: &mut Vec<String>,
-    marked: &mut bool,
+    extras: &mut Extras,
 ) -> Result<String, ApiError> {
     if let Value::String(text) = part {
         return Ok(text);
@@ -152,7 +172,7 @@ fn read_part(
             return Err(ApiError::field(&fields.path("type"), "unsupported_parameter", message));
         }
     };
-    *marked |= read_mark(&mut fields)?;
+    extras.marked |= read_mark(&mut fields)?;
     fields.unknown(unknown);
     Ok(text)
 }

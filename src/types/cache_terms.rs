@@ -14,6 +14,8 @@ pub struct CacheTerms {
     pub salt: Option<String>,
     /// Indexes of messages up to which the prompt is worth keeping, ascending.
     pub breakpoints: Vec<usize>,
+    /// Where the parts of the first message's content end, bytes; none where it came as one text.
+    pub first_parts: Vec<usize>,
     /// Put the tools in the order of their names before the template sees them.
     pub sort_tools: bool,
 }

@@ -15,7 +15,9 @@ use crate::actors::scheduler::disk::ReadId;
 use crate::actors::scheduler::pace::Work;
 use crate::actors::scheduler::row::Row;
 use crate::cache::sessions::Change;
-use crate::cache::{Evicted, Found, Lookup, Namespace, NodeRef, PrefixTree, SessionKey, Terms, shared};
+use crate::cache::{
+    Evicted, Found, Lookup, Namespace, NodeRef, PrefixTree, SessionKey, Terms, TokenHistory, shared,
+};
 use crate::types::{EngineError, FailureReason, PreparedPrompt, Priority, SequenceId, TokenId, TraceValue};
 
 /// Shorter common beginnings are not worth a fork: every template begins alike.
@@ -157,7 +159,8 @@ impl Core {
             && row.placement.prompt_cache
             && let Some(text) = &self.text
         {
-            self.settings.history.remember(&text.name, row.tokens.clone());
+            let of = TokenHistory::of(&text.name, Some(&row.reuse.namespace));
+            self.settings.history.remember(&of, row.tokens.clone());
         }
         let least = match end {
             End::Done(_) => LEAST_REUSE_TOKENS,

@@ -212,10 +212,10 @@ impl SegmentIndex {
         gone
     }
 
-    /// Paths that no other goes on from, of namespaces that begin so, the latest used first.
+    /// Paths that no other goes on from, of one namespace, the latest used first.
     pub fn ends<'a>(&'a self, namespace: &'a str) -> impl Iterator<Item = Vec<TokenId>> + 'a {
         let leaves = self.order.iter().rev().filter_map(|(_, id)| self.head(*id));
-        leaves.filter(move |head| head.namespace.starts_with(namespace)).map(|head| self.path(head.id))
+        leaves.filter(move |head| *head.namespace == *namespace).map(|head| self.path(head.id))
     }
 
     /// Forgets the end of a path, and all before it that nothing else builds on; the files are to be
