@@ -67,7 +67,11 @@ fn usage_and_trace_tell_what_was_read_what_was_kept_and_why_not_more() {
     assert_eq!((&why["why"], &why["endedAt"]), (&json!("other_token"), &json!(cached)));
     assert!(why["savedMs"].is_u64());
     let (_, id) = asked(&server, &with(user(&long("end two")), "cache_salt", json!("mine")));
-    assert_eq!(event(&server, &id, "cache.lookup_restore").unwrap()["why"], "other_namespace");
+    assert_eq!(
+        event(&server, &id, "cache.lookup_restore").unwrap()["why"],
+        "not_seen",
+        "what others say is nobody's affair"
+    );
     let metrics = server.get("/metrics").text();
     assert!(metrics.contains(&format!("greenroom_cache_hit_tokens_total {cached}\n")), "{metrics}");
     assert!(metrics.contains("greenroom_cache_ssd_hit_tokens_total 0\n"));

@@ -142,3 +142,27 @@ fn what_only_looks_like_a_control_token_is_never_taken_for_one() {
     assert!(spelled.text.starts_with(&all), "the text is the same");
     assert_eq!(text.encode_behind(&known, &spelled, &next).unwrap(), None);
 }
+
+/// The token that begins a sequence has no place in the text, so the text does not tell of it.
+#[test]
+fn what_was_told_to_begin_otherwise_is_not_gone_on_from() {
+    let mut tried = 0;
+    for text in MODELS.iter() {
+        let Some(bos) = text.tokenizer.bos() else { continue };
+        let mut messages = vec![ChatMessage::text(Role::User, "Name a river.")];
+        let mut known = text.encode(&render(text, &messages).unwrap()).unwrap();
+        known.extend(text.tokenizer.encode_text("Elbe").unwrap());
+        messages.push(ChatMessage::text(Role::Assistant, "Elbe"));
+        messages.push(ChatMessage::text(Role::User, "Another one."));
+        let next = render(text, &messages).unwrap();
+        let spelled = text.spell(&next);
+        assert!(text.encode_behind(&known, &spelled, &next).unwrap().is_some(), "{}", text.name);
+        let otherwise = match known.split_first() {
+            Some((first, rest)) if *first == bos => rest.to_vec(),
+            _ => [&[bos], known.as_slice()].concat(),
+        };
+        assert_eq!(text.encode_behind(&otherwise, &spelled, &next).unwrap(), None, "{}", text.name);
+        tried += 1;
+    }
+    assert!(tried > 1);
+}

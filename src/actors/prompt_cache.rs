@@ -179,6 +179,8 @@ impl Ssd {
 
     /// The next segment of what is pending, if there is one and nothing else is under way.
     fn next(&mut self, models: &[CacheOf]) -> Option<ExportSegment> {
+        // What the disk lacks is known once the folder is open.
+        self.segments.borrow().as_ref()?;
         while self.writing.is_none()
             && let Some(of) = self.pending.pop_front()
         {
@@ -238,10 +240,12 @@ impl Ssd {
         if self.writing.take_if(|writing| writing.is_void).is_some() {
             return self.remove(vec![head.id]);
         }
+        let id = head.id;
         let gone = self.segments.borrow_mut().as_mut().map(|index| index.insert(head)).unwrap_or_default();
+        let found_no_room = gone.contains(&id);
         self.remove(gone);
-        // There may be more of it.
-        if let Some(writing) = self.writing.take() {
+        // There may be more of it, but none that finds room where this did not.
+        if let Some(writing) = self.writing.take().filter(|_| !found_no_room) {
             self.pending.push_front(writing.of);
         }
     }
@@ -490,12 +494,11 @@ impl Handler<ChangeSession> for PromptCache {
                     let Some((session, changes)) = forgotten else { continue };
                     let mut tree = model.tree.borrow_mut();
                     tell_tree(&mut tree, changes);
-                    let tokens = tree.path_of(session.tail);
-                    tree.release(session.tail);
+                    tree.release(&session.namespace, &session.path);
                     drop(tree);
                     model.close_released();
                     if let (Some(ssd), Some(base)) = (self.ssd.as_mut(), model.namespace.as_deref()) {
-                        ssd.drop_path(base, &session.namespace, &tokens);
+                        ssd.drop_path(base, &session.namespace, &session.path);
                     }
                     true
                 }

@@ -33,6 +33,8 @@ const NEWEST: f64 = 0.25;
 #[derive(Debug, Default)]
 struct Seat {
     open: bool,
+    /// Nobody waits for it: others' turns are not cut short for its sake.
+    is_background: bool,
     weight: f64,
     /// Seconds used, divided by the weight.
     used: f64,
@@ -78,7 +80,8 @@ impl State {
     }
 
     fn budget(&self, index: usize, now: Duration) -> Option<Duration> {
-        let others = (0..self.seats.len()).filter(|other| *other != index && self.in_use(*other, now));
+        let waits = |other: &usize| *other != index && !self.seats[*other].is_background;
+        let others = (0..self.seats.len()).filter(|other| waits(other) && self.in_use(*other, now));
         let longest = others.map(|other| self.seats[other].typical).max_by(f64::total_cmp)?;
         let typical = Duration::try_from_secs_f64(longest).unwrap_or(MOST_BUDGET);
         Some(typical.clamp(LEAST_BUDGET, MOST_BUDGET))
@@ -115,8 +118,18 @@ impl ComputeTurns {
 
     /// One more kind of work. With twice the weight it gets twice the time while all ask.
     pub(crate) fn lane(&self, weight: f64) -> Lane {
+        self.seat(weight, false)
+    }
+
+    /// The same for what nobody waits for, in turns that are short by themselves: others' turns are as
+    /// long as without it.
+    pub(crate) fn background(&self, weight: f64) -> Lane {
+        self.seat(weight, true)
+    }
+
+    fn seat(&self, weight: f64, is_background: bool) -> Lane {
         let mut state = self.state.borrow_mut();
-        let seat = Seat { open: true, weight: weight.max(0.01), ..Seat::default() };
+        let seat = Seat { open: true, is_background, weight: weight.max(0.01), ..Seat::default() };
         let index = state.seats.iter().position(|seat| !seat.open).unwrap_or(state.seats.len());
         if index == state.seats.len() {
             state.seats.push(seat);

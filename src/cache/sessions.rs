@@ -5,14 +5,18 @@
 //! and one that was idle for too long. What that means for the tree is told to the caller, who has it.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::tree::{Namespace, NodeRef};
+use crate::types::TokenId;
 
 /// Conversations remembered.
 const MOST_SESSIONS: usize = 1024;
 /// Conversations that may be pinned.
 const MOST_PINNED: usize = 64;
+/// Tokens of all paths that are remembered; beyond it the oldest conversations lose theirs.
+const MOST_TOKENS: usize = 4 << 20;
 /// After so long without a request a conversation that is not pinned is forgotten.
 const IDLE: Duration = Duration::from_secs(3600);
 
@@ -32,8 +36,8 @@ pub struct Session {
     pub tail: NodeRef,
     /// Whose state it shares.
     pub namespace: Namespace,
-    /// Tokens up to there.
-    pub tokens: u32,
+    /// All tokens up to there; empty where too many are remembered.
+    pub path: Arc<[TokenId]>,
     /// Requests so far.
     pub turns: u32,
     /// When the last one ended, on the clock's scale.
@@ -65,7 +69,7 @@ impl Sessions {
         key: SessionKey,
         tail: NodeRef,
         namespace: &Namespace,
-        tokens: u32,
+        path: &[TokenId],
         now: Duration,
     ) -> Vec<Change> {
         let mut changes = self.expire(now);
@@ -75,7 +79,9 @@ impl Sessions {
         changes.push(Change::Favour(tail, true));
         changes.extend(pinned.then_some(Change::Pin(tail, true)));
         let namespace = namespace.clone();
-        self.all.insert(key, Session { tail, namespace, tokens, turns: turns + 1, used: now, pinned });
+        let path = path.into();
+        self.all.insert(key, Session { tail, namespace, path, turns: turns + 1, used: now, pinned });
+        self.bound_paths();
         if self.all.len() > MOST_SESSIONS {
             let oldest = self.all.iter().min_by_key(|(_, session)| (session.pinned, session.used));
             let oldest = oldest.map(|(key, _)| key.clone());
@@ -84,6 +90,15 @@ impl Sessions {
             );
         }
         changes
+    }
+
+    fn bound_paths(&mut self) {
+        let mut tokens: usize = self.all.values().map(|session| session.path.len()).sum();
+        while tokens > MOST_TOKENS {
+            let others = self.all.values_mut().filter(|session| !session.path.is_empty());
+            let Some(oldest) = others.min_by_key(|session| session.used) else { return };
+            tokens -= std::mem::take(&mut oldest.path).len();
+        }
     }
 
     /// Forgets conversations that were idle for too long.
@@ -182,7 +197,7 @@ mod tests {
                 (tokens.iter().copied().map(TokenId).collect(), "".into());
             let _given_up = self.tree.insert(&name, &tokens, payload, Terms::default());
             let tail = self.tree.node_of(&name, &tokens).unwrap();
-            let changes = self.sessions.touch(key(id), tail, &name, tokens.len() as u32, at(now));
+            let changes = self.sessions.touch(key(id), tail, &name, &tokens, at(now));
             self.tell(changes);
         }
     }
@@ -223,6 +238,19 @@ mod tests {
         assert_eq!(changes.len(), MOST_SESSIONS - 1);
         assert_eq!(both.sessions.list("").len(), 1, "a pinned one stays");
         assert!(both.sessions.list("somebody").is_empty());
+    }
+
+    #[test]
+    fn the_oldest_conversations_lose_their_paths_first() {
+        let mut both = Both::new();
+        for number in 0..3u32 {
+            let tokens: Vec<u32> =
+                (0..MOST_TOKENS as u32 / 2).map(|at| if at == 0 { number } else { 7 }).collect();
+            both.turn(&number.to_string(), &tokens, number, u64::from(number));
+        }
+        let paths: Vec<bool> =
+            both.sessions.list("").iter().map(|(_, session)| session.path.is_empty()).collect();
+        assert_eq!(paths, [false, false, true]);
     }
 
     #[test]

@@ -117,7 +117,7 @@ impl Config {
         check.within("scheduler.ageing_s", scheduler.ageing_s, 1, 86_400);
         check.within("scheduler.stall_timeout_s", scheduler.stall_timeout_s, 1, 86_400);
         check.within_option("cache.memory_mib", self.cache.memory_mib, 1, 1 << 24);
-        check.within("cache.ssd_gb", self.cache.ssd_gb, 0.001, 1_000_000.0);
+        check.within("cache.ssd_gb", self.cache.ssd_gb, 0.00001, 1_000_000.0);
         check.within("cache.ssd_write_mib_s", self.cache.ssd_write_mib_s, 1, 1 << 20);
         check.within("trace.ring", self.trace.ring, 0, 4096);
     }

@@ -192,3 +192,59 @@ fn a_small_budget_is_kept() {
         assert!(bytes <= 1_000_000 && bytes > 500_000, "{bytes}");
     });
 }
+
+#[test]
+fn a_prompt_that_is_larger_than_the_budget_is_not_written_again_and_again() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async move {
+        let tiny = |config: &mut Config| {
+            with(dir.path())(config);
+            config.cache.ssd_gb = 0.00001;
+        };
+        let (greenroom, _) = start(Script::new(), tiny).await;
+        let gauges = greenroom.handles().gauges().clone();
+        answer(&greenroom, long()).await;
+        stop(greenroom).await;
+        let written = gauges.ssd_written_bytes.get();
+        // Each segment once, and each deposit's attempt at what found no room.
+        assert!(written < 100_000, "{written} bytes for a prompt of 2,300 tokens");
+    });
+}
+
+/// What nobody waits for must not make others' steps shorter.
+#[test]
+fn writing_behind_does_not_cut_prompts_into_small_pieces() {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use greenroom::model::fake::FakeModel;
+    use greenroom::types::ManualClock;
+
+    let dir = tempfile::tempdir().unwrap();
+    let mut steps = Vec::new();
+    for folder in [None, Some(dir.path().to_path_buf())] {
+        let count = Arc::new(std::sync::Mutex::new(0));
+        let counted = Arc::clone(&count);
+        run(async move {
+            let clock = Arc::new(ManualClock::new());
+            let script =
+                Script::new().takes(Duration::from_millis(20), Duration::from_micros(1500), clock.clone());
+            let mut config = Config::default();
+            config.cache.dir = folder;
+            let model = FakeModel::new("fake", script);
+            let control = model.control();
+            let builder = Greenroom::builder(config).model(Arc::new(model)).clock(clock);
+            let greenroom = builder.start().await.unwrap();
+            greenroom.ready().await.unwrap();
+            for text in ["first of all. ", "another prompt, as long. "] {
+                let mut request = ask(&text.repeat(140));
+                request.max_tokens = Some(2);
+                answer(&greenroom, request).await;
+            }
+            *counted.lock().unwrap() = control.records().len();
+            stop(greenroom).await;
+        });
+        steps.push(*count.lock().unwrap());
+    }
+    assert_eq!(steps[0], steps[1]);
+}

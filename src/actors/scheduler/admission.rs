@@ -46,13 +46,14 @@ impl Core {
             if barrier.is_some_and(|barrier| level <= barrier) {
                 break;
             }
-            if self.must_follow(order, level) || self.must_read(order) {
+            let full = self.running.len() >= self.settings.max_rows;
+            let victim = if full { self.slot_for(order, level) } else { None };
+            let has_slot = !full || victim.is_some();
+            if self.must_follow(order, level) || self.must_read(order, has_slot) {
                 following.push(order);
                 continue;
             }
-            let full = self.running.len() >= self.settings.max_rows;
-            let victim = if full { self.slot_for(order, level) } else { None };
-            if full && victim.is_none() {
+            if !has_slot {
                 without.extend(
                     self.waiting.iter().find(|row| row.order == order).map(|row| row.terms.client.clone()),
                 );

@@ -28,6 +28,10 @@ const MOST_READS: usize = 2;
 const READ_AHEAD: usize = 2;
 /// A read may take so long at least, and as long as computing would.
 const LEAST_PATIENCE: Duration = Duration::from_secs(2);
+/// Waiting rows without a slot for whom something is read ahead.
+const MOST_READ_AHEAD: usize = 2;
+/// How long a disk that was too slow is not asked.
+const DISTRUST: Duration = Duration::from_secs(30);
 /// Tokens of a running row's prompt after which they are written, before it ends.
 const WRITE_EVERY_TOKENS: u32 = 512;
 
@@ -129,6 +133,8 @@ pub(crate) struct Disk {
     reading: Vec<Reading>,
     exporting: Option<Exporting>,
     reads: u64,
+    /// The disk was too slow: it is asked again from then on.
+    trusted_from: Duration,
 }
 
 /// The name on disk of a namespace of the tree.
@@ -156,49 +162,81 @@ impl Disk {
         self.reading.iter().any(|reading| !reading.arrived.is_empty())
     }
 
+    /// Blocks set aside for what is being read.
+    pub(crate) fn blocks_held(&self, block_tokens: u32) -> u64 {
+        let blocks = |reading: &Reading| u64::from(room_for(reading).div_ceil(block_tokens.max(1)));
+        self.reading.iter().map(blocks).sum()
+    }
+
     /// Whether something is to be copied out.
     pub(crate) fn has_export(&self) -> bool {
         self.exporting.is_some()
     }
 }
 
+/// Tokens that a read needs room for: whole pieces come in, and are cut afterwards.
+fn room_for(reading: &Reading) -> u32 {
+    (reading.tokens.len() as u32).next_multiple_of(EXPORT_TOKENS)
+}
+
+/// What became of the wish to read for a row.
+enum Begun {
+    /// It waits for a read.
+    Waits,
+    /// There is nothing to read, or no room for it.
+    Nothing,
+    /// It is not its turn to have something read.
+    Later,
+}
+
 impl Core {
     /// Whether the waiting row waits for a read; begins one where the disk has more than memory.
-    pub(crate) fn must_read(&mut self, order: u64) -> bool {
-        let now = self.now();
-        let Some(row) = self.waiting.iter().find(|row| row.order == order) else { return false };
-        if let Some(id) = row.reuse.reading {
-            let read = self.disk.reading.iter().position(|reading| reading.id == id);
-            let late = |at: &usize| {
-                let reading = &self.disk.reading[*at];
-                now.saturating_sub(reading.begun) > reading.patience
-            };
-            match read.filter(|at| !late(at)) {
-                Some(_) => return true,
-                None => read.map(|at| self.end_read(at)),
-            };
+    pub(crate) fn must_read(&mut self, order: u64, has_slot: bool) -> bool {
+        if self.disk.namespace.is_none() {
             return false;
         }
+        let now = self.now();
+        let Some(row) = self.waiting.iter().find(|row| row.order == order) else { return false };
         if row.reuse.has_read || row.sequence.is_some() || !row.placement.prompt_cache {
             return false;
         }
-        // What is there is known in a moment, and more than that is not waited.
-        let is_opening = matches!(*self.disk.segments.borrow(), Segments::Opening);
-        if is_opening && row.waited(now) < LEAST_PATIENCE {
-            return true;
+        let waited = now.saturating_sub(row.reuse.waits_to_read.unwrap_or(now));
+        let at =
+            row.reuse.reading.and_then(|id| self.disk.reading.iter().position(|reading| reading.id == id));
+        let patience = at.map_or(LEAST_PATIENCE, |at| self.disk.reading[at].patience);
+        let waits = if waited > patience {
+            if let Some(at) = at {
+                // A disk that takes longer than computing would is not asked for a while.
+                self.disk.trusted_from = now + DISTRUST;
+                self.end_read(at, true);
+            }
+            Begun::Nothing
+        } else if at.is_some() {
+            Begun::Waits
+        } else if matches!(*self.disk.segments.borrow(), Segments::Opening) {
+            // What is there is known in a moment.
+            Begun::Waits
+        } else {
+            self.begin_read(order, has_slot)
+        };
+        let Some(row) = self.waiting.iter_mut().find(|row| row.order == order) else { return false };
+        match waits {
+            Begun::Waits => {
+                row.reuse.waits_to_read.get_or_insert(now);
+            }
+            Begun::Nothing => row.reuse.has_read = true,
+            Begun::Later => {}
         }
-        let begun = self.begin_read(order);
-        if !begun && let Some(row) = self.waiting.iter_mut().find(|row| row.order == order) {
-            row.reuse.has_read = true;
-        }
-        begun
+        matches!(waits, Begun::Waits)
     }
 
-    /// Begins to read what the disk has beyond memory, or joins a read under way. False where there
-    /// is nothing to read, or no room for it.
-    fn begin_read(&mut self, order: u64) -> bool {
-        let Some(row) = self.waiting.iter().find(|row| row.order == order) else { return false };
-        let Some(base) = self.disk.namespace.as_deref() else { return false };
+    /// Begins to read what the disk has beyond memory, or joins a read under way.
+    fn begin_read(&mut self, order: u64, has_slot: bool) -> Begun {
+        let Some(row) = self.waiting.iter().find(|row| row.order == order) else { return Begun::Nothing };
+        let Some(base) = self.disk.namespace.as_deref().filter(|_| self.now() >= self.disk.trusted_from)
+        else {
+            return Begun::Nothing;
+        };
         let namespace = Arc::clone(&row.reuse.namespace);
         let wanted = row.reusable();
         let found = self.tree.borrow().find(&namespace, wanted).found;
@@ -210,7 +248,7 @@ impl Core {
             .as_ref()
             .and_then(|segments| segments.longest(&name_on_disk(base, &namespace), wanted));
         let Some(chain) = chain.filter(|chain| chain.covered >= kept + LEAST_READ_TOKENS) else {
-            return false;
+            return Begun::Nothing;
         };
         let target = wanted.get(..chain.covered as usize).unwrap_or(&[]).to_vec();
         let same = |reading: &&Reading| {
@@ -223,15 +261,24 @@ impl Core {
         }
         if self.disk.reading.len() >= MOST_READS {
             // Its turn comes soon: nothing takes as long as computing.
-            return true;
+            return if has_slot { Begun::Waits } else { Begun::Later };
+        }
+        // What is read for others who wait is pinned: rows far from their turn would fill the memory.
+        let ahead = self.waiting.iter().filter(|row| row.reuse.pinned.is_some() && row.sequence.is_none());
+        if !has_slot && ahead.count() >= MOST_READ_AHEAD {
+            return Begun::Later;
         }
         // Whole pieces are taken in: what memory has of the first one is read once more.
-        let links: VecDeque<Link> = chain.links.into_iter().filter(|link| link.range.end > kept).collect();
-        let Some(first) = links.front() else { return false };
+        let links: VecDeque<Link> =
+            chain.links.iter().filter(|link| link.range.end > kept).cloned().collect();
+        let Some(first) = links.front() else { return Begun::Nothing };
         let from = pieces(&first.range).map(|piece| piece.start).take_while(|start| *start <= kept).last();
         let from = from.unwrap_or(first.range.start).min(kept);
         let source = found.filter(|_| from > 0).map(|found| (found.payload, from));
-        let Some(sequence) = self.open_for_read(source, chain.covered) else { return false };
+        let Some(sequence) = self.open_for_read(source, chain.covered) else { return Begun::Nothing };
+        if let Some(segments) = self.disk.segments.borrow_mut().as_mut() {
+            segments.touch(&chain);
+        }
         self.disk.reads += 1;
         let id = ReadId(self.disk.reads);
         let estimate = Duration::from_millis(self.milliseconds(kept, chain.covered - kept));
@@ -254,18 +301,26 @@ impl Core {
         self.set_reading(order, id)
     }
 
-    fn set_reading(&mut self, order: u64, id: ReadId) -> bool {
+    fn set_reading(&mut self, order: u64, id: ReadId) -> Begun {
         if let Some(row) = self.waiting.iter_mut().find(|row| row.order == order) {
             row.reuse.reading = Some(id);
         }
-        true
+        Begun::Waits
     }
 
     /// A sequence with room for what is read; live rows do not give way for it.
     fn open_for_read(&mut self, from: Option<(SequenceId, u32)>, tokens: u32) -> Option<SequenceId> {
         let engine = self.engine.as_mut()?;
-        // Whole pieces come in, and are cut afterwards.
-        let room = tokens.next_multiple_of(EXPORT_TOKENS).min(engine.info().context);
+        let (info, memory) = (engine.info(), engine.memory());
+        let room = tokens.next_multiple_of(EXPORT_TOKENS).min(info.context);
+        let block = info.kv_block_tokens.max(1);
+        let block_bytes = u64::from(block) * info.kv_bytes_per_token;
+        let free = memory.kv_capacity_bytes.saturating_sub(memory.kv_used_bytes);
+        let evictable = self.tree.borrow().evictable_blocks().saturating_mul(block_bytes);
+        // What cannot have its memory gives nobody's away in vain.
+        if u64::from(room.div_ceil(block)).saturating_mul(block_bytes) > free.saturating_add(evictable) {
+            return None;
+        }
         let sequence = engine.open(from).ok()?;
         loop {
             match self.engine.as_mut()?.reserve(sequence, room) {
@@ -296,7 +351,7 @@ impl Core {
         match pieces {
             Some(pieces) => self.disk.reading[at].arrived.push_back(pieces),
             // What was taken in so far is good.
-            None => self.end_read(at),
+            None => self.end_read(at, true),
         }
     }
 
@@ -309,11 +364,11 @@ impl Core {
         while let Some(at) = self.disk.reading.iter().position(|reading| !reading.arrived.is_empty()) {
             match self.take_in(at) {
                 Ok(true) => {}
-                Ok(false) => self.end_read(at),
+                Ok(false) => self.end_read(at, true),
                 Err(error @ EngineError::Device { .. }) => return Err(error),
                 Err(error) => {
                     tracing::warn!(target: crate::observe::fields::ENGINE, %error, "state from disk was not taken");
-                    self.end_read(at);
+                    self.end_read(at, true);
                 }
             }
             if begun.elapsed() >= budget {
@@ -332,11 +387,13 @@ impl Core {
             return Ok(!reading.links.is_empty());
         };
         let all = segment.start..segment.start + segment.tokens;
+        let room = (reading.tokens.len() as u32).next_multiple_of(EXPORT_TOKENS).min(engine.info().context);
         let next = pieces(&all).zip(&segment.pieces).find(|(piece, _)| piece.end > reading.held);
         if let Some((piece, bytes)) = next.filter(|(piece, _)| piece.start < link.range.end) {
             if reading.held > piece.start {
+                reading.held = piece.start;
                 engine.truncate(reading.sequence, piece.start)?;
-                engine.reserve(reading.sequence, piece.end)?;
+                engine.reserve(reading.sequence, room)?;
             }
             engine.import(reading.sequence, piece.clone(), bytes)?;
             reading.bytes += bytes.len() as u64;
@@ -347,9 +404,9 @@ impl Core {
         }
         if reading.held > link.range.end {
             // The rest of the piece belongs to another prompt.
-            engine.truncate(reading.sequence, link.range.end)?;
-            engine.reserve(reading.sequence, reading.tokens.len() as u32)?;
             reading.held = link.range.end;
+            engine.truncate(reading.sequence, link.range.end)?;
+            engine.reserve(reading.sequence, room)?;
         }
         reading.links.pop_front();
         reading.arrived.pop_front();
@@ -360,9 +417,10 @@ impl Core {
     }
 
     /// What was read becomes part of the tree, and whoever waited for it goes on.
-    fn end_read(&mut self, at: usize) {
+    /// `joins`: it is kept for those who wait for it.
+    fn end_read(&mut self, at: usize, joins: bool) {
         let Reading { id, namespace, tokens, sequence, held, from, bytes, begun, .. } =
-            self.disk.reading.swap_remove(at);
+            self.disk.reading.remove(at);
         let now = self.now();
         let held = held.min(tokens.len() as u32);
         let is_good =
@@ -388,7 +446,7 @@ impl Core {
                 ("complete", (held as usize == tokens.len()).into()),
             ];
             row.ticket.trace.span("cache.ssd_read", begun, now, &attributes);
-            if let Some(node) = node.filter(|_| row.reuse.pinned.is_none()) {
+            if let Some(node) = node.filter(|_| joins && row.reuse.pinned.is_none()) {
                 self.tree.borrow_mut().pin(node);
                 row.reuse.pinned = Some(node);
             }
@@ -402,8 +460,16 @@ impl Core {
             let waits = |row: &Row| row.reuse.reading == Some(reading.id);
             !self.waiting.iter().any(waits)
         }) {
-            self.end_read(at);
+            self.end_read(at, false);
         }
+    }
+
+    /// Gives up the latest read: what it has becomes part of the tree, and its memory can be taken. False
+    /// where there is none.
+    pub(crate) fn give_up_read(&mut self) -> bool {
+        let Some(last) = self.disk.reading.len().checked_sub(1) else { return false };
+        self.end_read(last, false);
+        true
     }
 
     /// Says that a row's first tokens are in the tree.

@@ -1,6 +1,6 @@
 //! Key-value memory: opening, growth, and what is given up when it runs short.
 //!
-//! Order of giving up: kept prefixes that nobody uses, then the sequences of paused rows, then
+//! Order of giving up: kept prefixes that nobody uses, what is being read from disk, then the sequences of paused rows, then
 //! the youngest running row of the lowest class. What a row loses is kept among the prefixes
 //! and the row queues again, where the one rule computes what is missing; a row that is alone and
 //! still too big ends. The oldest running row is never set back for another, so it gets through. A
@@ -51,8 +51,7 @@ impl Core {
             return Ok(Opened::NotNow);
         }
         // Room for it must not be made by giving up what it goes on from.
-        let pinned = found.map(|found| found.node);
-        pinned.inspect(|node| self.tree.borrow_mut().pin(*node));
+        let pinned = found.map(|found| self.tree.borrow_mut().pin_found(&found));
         let opened = match held {
             Some(held) => Ok(Some(held)),
             None => self.open(found),
@@ -79,7 +78,7 @@ impl Core {
             return Ok(Opened::NotNow);
         }
         if let Some(found) = found.filter(|_| reused > 0) {
-            self.pin_for(order, found.node);
+            self.pin_for(order, &found);
         }
         if first_time {
             if let Some(found) = found.filter(|_| reused > 0) {
@@ -106,7 +105,8 @@ impl Core {
         let oldest = self.running.iter().map(|row| row.order).min();
         let preemptible = |row: &&Row| background(row, level) && Some(row.order) != oldest;
         let spared = self.waiting.iter().filter(paused).chain(self.running.iter().filter(preemptible));
-        let taken: u64 = spared.map(|row| blocks(row.held)).sum();
+        let taken: u64 =
+            spared.map(|row| blocks(row.held)).sum::<u64>() + self.disk.blocks_held(info.kv_block_tokens);
         let reclaimable = kept + taken;
         let growing = self.running.iter().filter(|row| row.may_grow()).count() as u64;
         let free = memory.kv_capacity_bytes.saturating_sub(memory.kv_used_bytes);
@@ -132,6 +132,7 @@ impl Core {
                 Err(EngineError::KvFull { .. }) => {
                     let alone = matches!(from, Spare::Paused);
                     let freed = self.evict()
+                        || self.give_up_read()
                         || self.strip(order, from)
                         || self.preempt_for(from)
                         || (alone && self.evict_pinned());
@@ -169,7 +170,7 @@ impl Core {
             if self.find_running(order).is_none_or(|row| row.sequence.is_none()) {
                 return Ok(false);
             }
-            if self.evict() || self.strip(order, Spare::Paused) {
+            if self.evict() || self.give_up_read() || self.strip(order, Spare::Paused) {
                 continue;
             }
             let oldest = self.running.iter().map(|row| row.order).min();

@@ -141,7 +141,7 @@ impl BatchScheduler {
             jobs_armed: false,
             reads_lane: parts.turns.lane(1.0),
             reads_armed: false,
-            exports_lane: parts.turns.lane(EXPORTS_WEIGHT),
+            exports_lane: parts.turns.background(EXPORTS_WEIGHT),
             exports_armed: false,
             segments: parts.segments,
             counts: true,
@@ -308,6 +308,8 @@ impl BatchScheduler {
                 false
             }
         };
+        // A copy that was being made is none any more: nobody is to wait for it.
+        self.wake_disk(ctx);
         self.phase = Phase::Restarting;
         // The supervisor calls `restarting`, then `started`.
         ctx.stop();

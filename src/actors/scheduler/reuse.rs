@@ -18,6 +18,7 @@ use crate::cache::sessions::Change;
 use crate::cache::{
     Evicted, Found, Lookup, Namespace, NodeRef, PrefixTree, SessionKey, Terms, TokenHistory, shared,
 };
+use crate::observe::fields;
 use crate::types::{EngineError, FailureReason, PreparedPrompt, Priority, SequenceId, TokenId, TraceValue};
 
 /// Shorter common beginnings are not worth a fork: every template begins alike.
@@ -45,6 +46,8 @@ pub(crate) struct Reuse {
     pub(crate) pinned: Option<NodeRef>,
     /// The read that it waits for.
     pub(crate) reading: Option<ReadId>,
+    /// Since when it waits for the disk.
+    pub(crate) waits_to_read: Option<Duration>,
     /// The disk was looked at for it.
     pub(crate) has_read: bool,
     /// Positions that the disk brought.
@@ -76,11 +79,20 @@ impl Reuse {
             found: None,
             pinned: None,
             reading: None,
+            waits_to_read: None,
             has_read: false,
             from_disk: 0..0,
             told: 0,
             follows: None,
         }
+    }
+}
+
+impl Reuse {
+    /// All state is gone, wherever it was.
+    pub(crate) fn forget_state(&mut self) {
+        (self.pinned, self.reading, self.waits_to_read) = (None, None, None);
+        self.told = 0;
     }
 }
 
@@ -126,12 +138,12 @@ impl Core {
             }
             match engine.open(from.map(|found| (found.payload, found.length))) {
                 Ok(sequence) => return Ok(Some((sequence, from.map_or(0, |found| found.length)))),
-                // The fork's own block is missing. Giving up the prefix frees more than any other.
-                Err(EngineError::KvFull { .. }) => match from.take() {
-                    Some(_) => continue,
-                    None if self.evict() => continue,
-                    None => return Ok(None),
-                },
+                // The fork's own block is missing. What it is of is pinned meanwhile.
+                Err(EngineError::KvFull { .. }) => {
+                    if !self.evict() && from.take().is_none() {
+                        return Ok(None);
+                    }
+                }
                 Err(error @ (EngineError::UnknownSequence { .. } | EngineError::StaleEpoch { .. })) => {
                     let Some(found) = from.take() else { return Err(error) };
                     self.tree.borrow_mut().forget(found.payload);
@@ -201,9 +213,8 @@ impl Core {
     fn keep_session(&mut self, key: SessionKey, namespace: &Namespace, tokens: &[TokenId]) {
         let mut tree = self.tree.borrow_mut();
         let Some(node) = tree.node_of(namespace, tokens) else { return };
-        let length = tokens.len() as u32;
-        let changes =
-            self.sessions.borrow_mut().touch(key, node, namespace, length, self.settings.clock.now());
+        let now = self.settings.clock.now();
+        let changes = self.sessions.borrow_mut().touch(key, node, namespace, tokens, now);
         tell_tree(&mut tree, changes);
     }
 
@@ -256,19 +267,19 @@ impl Core {
     /// Closes what the prompt cache gave up.
     pub(crate) fn close_released(&mut self) {
         let released = self.tree.borrow_mut().take_released();
-        released.into_iter().for_each(|sequence| self.close_sequence(sequence));
+        for evicted in released {
+            self.carry_out(Some(evicted));
+        }
     }
 
     /// A prefix that the row `order` shares memory with is kept as long as it does. A row with a copy
     /// of its own needs it no more.
-    pub(crate) fn pin_for(&mut self, order: u64, node: NodeRef) {
+    pub(crate) fn pin_for(&mut self, order: u64, found: &Found<SequenceId>) {
         let shares = self.engine.as_ref().is_some_and(|engine| engine.info().shares_prefixes);
         let Some(row) = self.waiting.iter_mut().find(|row| row.order == order) else { return };
         let mut tree = self.tree.borrow_mut();
-        if shares {
-            tree.pin(node);
-        }
-        let before = std::mem::replace(&mut row.reuse.pinned, shares.then_some(node));
+        let pinned = shares.then(|| tree.pin_found(found));
+        let before = std::mem::replace(&mut row.reuse.pinned, pinned);
         before.inspect(|node| tree.unpin(*node));
     }
 
@@ -393,6 +404,11 @@ impl Core {
         gauges.cache_ssd_hit_tokens.add(u64::from(disk));
         if disk > 0 {
             attributes.push(("ssdTokens", disk.into()));
+        }
+        if reused == 0 && tracing::enabled!(target: fields::CACHE, tracing::Level::DEBUG) {
+            // Not in the trace: a client would learn what others say.
+            let elsewhere = self.tree.borrow().elsewhere(&row.reuse.namespace, row.reusable());
+            tracing::debug!(target: fields::CACHE, request_id = %row.ticket.id, elsewhere, "kept under other salts");
         }
         attributes.push(("savedMs", self.milliseconds(0, reused).into()));
         row.ticket.trace.mark("cache.lookup_restore", now, &attributes);

@@ -338,8 +338,7 @@ impl Row {
     /// The row's memory is gone: it owes everything again.
     pub(crate) fn set_back(&mut self) {
         self.sequence = None;
-        self.reuse.pinned = None;
-        self.reuse.told = 0;
+        self.reuse.forget_state();
         (self.computed, self.held) = (0, 0);
         self.forget_ahead();
         self.drop_proposed();

@@ -4,6 +4,7 @@
 mod ahead;
 mod bench;
 mod broken;
+mod disk;
 mod fill;
 mod loops;
 mod memory;

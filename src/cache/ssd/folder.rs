@@ -157,7 +157,7 @@ impl Folder {
     /// # Errors
     /// See [`ReadError`].
     pub fn read(&self, head: &SegmentHead, tokens: u32) -> Result<Vec<Vec<u8>>, ReadError> {
-        read(&self.path(head.id, SUFFIX), head, tokens)
+        read(&self.path(head.id, SUFFIX), head, tokens, true)
     }
 
     /// Removes a segment's file; one that is not there is no error.
@@ -198,7 +198,7 @@ pub fn inspect(dir: &Path) -> io::Result<(Vec<SegmentHead>, ScanReport)> {
 /// # Errors
 /// See [`ReadError`].
 pub fn verify(dir: &Path, head: &SegmentHead) -> Result<(), ReadError> {
-    read(&path_of(dir, head.id, SUFFIX), head, u32::MAX).map(drop)
+    read(&path_of(dir, head.id, SUFFIX), head, u32::MAX, false).map(drop)
 }
 
 fn path_of(dir: &Path, id: SegmentId, suffix: &str) -> PathBuf {
@@ -212,15 +212,17 @@ fn gone(removed: io::Result<()>) -> io::Result<()> {
     }
 }
 
-fn read(path: &Path, head: &SegmentHead, tokens: u32) -> Result<Vec<Vec<u8>>, ReadError> {
+/// `is_use`: the next scan finds it among the latest used.
+fn read(path: &Path, head: &SegmentHead, tokens: u32, is_use: bool) -> Result<Vec<Vec<u8>>, ReadError> {
     let corrupt = |reason: &str| ReadError::Corrupt { reason: reason.to_owned() };
     let file = File::open(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => ReadError::Missing,
         _ => ReadError::Io(error),
     })?;
     let length = file.metadata().map_err(ReadError::Io)?.len();
-    // Read to be used: the next scan finds it among the latest.
-    let _only_an_order = file.set_modified(SystemTime::now());
+    if is_use {
+        let _only_an_order = file.set_modified(SystemTime::now());
+    }
     let mut file = BufReader::with_capacity(1 << 16, file);
     let Opening { head: there, pieces: sizes } = format::read_opening(&mut file)
         .map_err(ReadError::Io)?

@@ -93,7 +93,14 @@ impl<P: Copy + Eq + Hash> PrefixTree<P> {
             let Some(node) = self.node(index) else { return };
             // Pins and favours are about state, and there is none.
             let kept = node.held > 0 || !node.children.is_empty();
-            let (false, Some(parent)) = (kept, node.parent) else { return };
+            if kept {
+                return;
+            }
+            let Some(parent) = node.parent else {
+                // Namespaces come from clients: an empty one goes.
+                self.arena.remove(index);
+                return self.roots.retain(|_, root| *root != index);
+            };
             self.change(index, |node| node.label.clear());
             self.arena.remove(index);
             if let Some(parent) = self.arena.get_mut(parent) {

@@ -38,8 +38,6 @@ pub enum MissReason {
     Evicted,
     /// The next tokens are kept, but this store cannot be cut back to where the prompt leaves them.
     NotTrimmable,
-    /// More of it is kept under another namespace.
-    OtherNamespace,
 }
 
 impl MissReason {
@@ -51,7 +49,6 @@ impl MissReason {
             Self::NotSeen => "not_seen",
             Self::Evicted => "evicted",
             Self::NotTrimmable => "not_trimmable",
-            Self::OtherNamespace => "other_namespace",
         }
     }
 }
@@ -85,13 +82,11 @@ impl<P: Copy + Eq + Hash> PrefixTree<P> {
     /// [`PrefixTree::hit`] and [`PrefixTree::miss`].
     pub fn find(&self, namespace: &Namespace, tokens: &[TokenId]) -> Lookup<P> {
         let walk = self.roots.get(namespace).map(|root| self.walk(*root, tokens));
-        let Some(walk) = walk else { return self.nowhere(namespace, tokens) };
+        let Some(walk) = walk else { return Lookup { found: None, equal: 0, why: MissReason::NotSeen } };
         let found = walk.live.and_then(|(node, length)| self.serve(node, length));
         let served = found.map_or(0, |found| found.length);
         let why = if served as usize == tokens.len() {
             MissReason::Complete
-        } else if self.elsewhere(namespace, tokens) > walk.equal {
-            MissReason::OtherNamespace
         } else if walk.held > served {
             MissReason::NotTrimmable
         } else if walk.equal > served {
@@ -104,14 +99,9 @@ impl<P: Copy + Eq + Hash> PrefixTree<P> {
         Lookup { found, equal: walk.equal, why }
     }
 
-    fn nowhere(&self, namespace: &Namespace, tokens: &[TokenId]) -> Lookup<P> {
-        let elsewhere = self.elsewhere(namespace, tokens) > 0;
-        let why = if elsewhere { MissReason::OtherNamespace } else { MissReason::NotSeen };
-        Lookup { found: None, equal: 0, why }
-    }
-
-    /// The longest match in other namespaces; only some of them where there are many.
-    fn elsewhere(&self, namespace: &Namespace, tokens: &[TokenId]) -> u32 {
+    /// The longest match in other namespaces; only some of them where there are many. For the operator
+    /// alone: to a client it would tell what others said.
+    pub fn elsewhere(&self, namespace: &Namespace, tokens: &[TokenId]) -> u32 {
         let others = self.roots.iter().filter(|(name, _)| *name != namespace).take(OTHERS);
         others.map(|(_, root)| self.walk(*root, tokens).equal).max().unwrap_or(0)
     }

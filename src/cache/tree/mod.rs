@@ -18,7 +18,7 @@
 //! The payload is never freed here: whatever is given up is handed back to the caller.
 //! Lookup costs in proportion to the prompt. Not here: bytes on disk, sessions' names.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::Hash;
 use std::sync::Arc;
 
@@ -103,12 +103,12 @@ pub struct PrefixTree<P> {
     homes: HashMap<P, Index>,
     /// Payloads that may be given up, the least valuable first.
     order: BTreeSet<(u64, Index)>,
-    /// Nodes with a lent payload: few.
-    lents: BTreeSet<Index>,
+    /// Nodes that are pinned, or whose payload is lent: few.
+    held_fast: BTreeSet<Index>,
     /// Leaves without state, the oldest first; some are not ghosts any more.
     ghosts: VecDeque<NodeRef>,
-    /// Given up from outside, to be freed by whoever can.
-    released: Vec<P>,
+    /// Given up from outside, to be carried out by whoever can.
+    released: Vec<Evicted<P>>,
     /// Requests so far: the tree's clock.
     now: u64,
     sums: TreeStatistics,
@@ -124,7 +124,7 @@ impl<P: Copy + Eq + Hash> PrefixTree<P> {
             roots: HashMap::new(),
             homes: HashMap::new(),
             order: BTreeSet::new(),
-            lents: BTreeSet::new(),
+            held_fast: BTreeSet::new(),
             ghosts: VecDeque::new(),
             released: Vec::new(),
             now: 0,
@@ -153,18 +153,18 @@ impl<P: Copy + Eq + Hash> PrefixTree<P> {
         self.sums.blocks
     }
 
-    /// The same without what is there by lent payloads alone.
+    /// The same without what pins and rows hold fast.
     pub fn evictable_blocks(&self) -> u64 {
-        let mut lent = 0;
-        for index in &self.lents {
-            // Up to where others need it as well.
-            let mut next = self.node(*index);
-            while let Some(node) = next.filter(|node| node.held == 1) {
-                lent += u64::from(node.blocks);
-                next = node.parent.and_then(|parent| self.node(parent));
+        let (mut fast, mut seen) = (0, HashSet::new());
+        for index in &self.held_fast {
+            let mut next = Some(*index);
+            while let Some(index) = next.filter(|index| seen.insert(*index)) {
+                let Some(node) = self.node(index) else { break };
+                fast += u64::from(node.blocks);
+                next = node.parent;
             }
         }
-        self.sums.blocks.saturating_sub(lent)
+        self.sums.blocks.saturating_sub(fast)
     }
 
     /// Keeps `payload`, which holds exactly `tokens`, and returns every payload that is not
@@ -268,15 +268,26 @@ impl<P: Copy + Eq + Hash> PrefixTree<P> {
     pub fn release_all(&mut self) {
         let mut released = std::mem::take(&mut self.released);
         let owned = self.arena.iter().filter(|(_, node)| !node.lent).filter_map(|(_, node)| node.payload);
-        released.extend(owned);
+        released.extend(owned.map(Evicted::Close));
         self.forget_all();
         self.released = released;
     }
 
     /// Payloads given up by [`Self::release_all`] since the last call.
     #[must_use = "what is handed back must be freed"]
-    pub fn take_released(&mut self) -> Vec<P> {
+    pub fn take_released(&mut self) -> Vec<Evicted<P>> {
         std::mem::take(&mut self.released)
+    }
+
+    /// Keeps what was found, and no more, from being given up, until it is unpinned as often: gives the
+    /// node to unpin.
+    pub fn pin_found(&mut self, found: &Found<P>) -> NodeRef {
+        let Some(index) = self.arena.resolve(found.node) else { return found.node };
+        let start = self.node(index).map_or(0, |node| node.start);
+        let index = self.split(index, found.length.saturating_sub(start) as usize);
+        let name = self.arena.name(index);
+        self.pin(name);
+        name
     }
 
     /// Keeps the tokens up to the node's end from being given up, until it is unpinned as often.
@@ -287,6 +298,9 @@ impl<P: Copy + Eq + Hash> PrefixTree<P> {
     /// Takes one pin away.
     pub fn unpin(&mut self, node: NodeRef) {
         self.change_named(node, |node| node.pins = node.pins.saturating_sub(1));
+        if let Some(index) = self.arena.resolve(node) {
+            self.merge(index);
+        }
     }
 
     /// Makes the node's tokens worth more, until it is taken back as often.
@@ -310,24 +324,34 @@ impl<P: Copy + Eq + Hash> PrefixTree<P> {
         node.filter(|node| node.held > 0).map_or(0, Node::end)
     }
 
-    /// All tokens up to the node's end.
-    pub fn path_of(&self, node: NodeRef) -> Vec<TokenId> {
-        let (mut labels, mut next) = (Vec::new(), self.arena.resolve(node));
-        while let Some(node) = next.and_then(|index| self.node(index)) {
-            labels.push(node.label.as_slice());
-            next = node.parent;
+    /// Gives up the end of a path, and all above it that nobody else has: no other payload, no favour, no
+    /// pin. To be collected with [`Self::take_released`]. What is lent stays with its row.
+    pub fn release(&mut self, namespace: &Namespace, tokens: &[TokenId]) {
+        let Some(found) = self.find(namespace, tokens).found else { return };
+        let Some(index) = self.homes.get(&found.payload).copied() else { return };
+        // One that ends behind the path is another's.
+        if found.holds > found.length || self.node(index).is_none_or(|node| node.lent || node.pins > 0) {
+            return;
         }
-        labels.into_iter().rev().flatten().copied().collect()
-    }
-
-    /// Gives up what ends at the node, and all above it that is nobody else's; to be collected with
-    /// [`Self::take_released`]. One that is lent stays with its row.
-    pub fn release(&mut self, node: NodeRef) {
-        let Some(index) = self.arena.resolve(node) else { return };
-        let Some(payload) = self.node(index).and_then(|node| node.payload) else { return };
-        let lent = self.node(index).is_some_and(|node| node.lent);
-        self.forget(payload);
-        self.released.extend((!lent).then_some(payload));
+        self.take_out(found.payload);
+        let mut above = self.node(index).and_then(|node| node.parent);
+        while let Some(node) = above.and_then(|index| self.node(index)) {
+            if node.held > 0 || node.favours > 0 || node.pins > 0 {
+                break;
+            }
+            above = node.parent;
+        }
+        let kept = above.and_then(|index| Some((index, self.node(index)?)));
+        let moves = kept.filter(|(_, node)| self.storage.trims && node.held == 0 && node.end() > 0);
+        let given_up = match moves.map(|(index, node)| (index, node.end())) {
+            Some((above, end)) => {
+                self.put(above, found.payload, false);
+                Evicted::Truncate(found.payload, end)
+            }
+            None => Evicted::Close(found.payload),
+        };
+        self.released.push(given_up);
+        self.tidy(index);
     }
 
     fn node(&self, index: Index) -> Option<&Node<P>> {
@@ -354,12 +378,12 @@ impl<P: Copy + Eq + Hash> PrefixTree<P> {
         sums.tokens = sums.tokens + tokens(node) - tokens_before;
         sums.ghost_tokens = sums.ghost_tokens + (node.label.len() as u64 - tokens(node)) - ghosts_before;
         sums.blocks = sums.blocks + u64::from(node.blocks) - u64::from(blocks_before);
-        let is_lent = node.payload.is_some() && node.lent;
-        if is_lent != self.lents.contains(&index) {
-            if is_lent {
-                self.lents.insert(index)
+        let is_fast = node.pins > 0 || (node.payload.is_some() && node.lent);
+        if is_fast != self.held_fast.contains(&index) {
+            if is_fast {
+                self.held_fast.insert(index)
             } else {
-                self.lents.remove(&index)
+                self.held_fast.remove(&index)
             };
         }
         if rank_before != node.rank {

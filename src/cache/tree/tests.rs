@@ -169,11 +169,16 @@ fn what_was_lent_comes_back_as_it_was() {
 }
 
 #[test]
-fn namespaces_share_nothing_and_a_miss_says_so() {
+fn namespaces_share_nothing_and_tell_nothing() {
     let mut tree = PrefixTree::new(true);
     assert!(tree.insert(&name("a"), &ids(&[1, 2, 3]), 1, Terms::default()).is_empty());
     let lookup = tree.find(&name("b"), &ids(&[1, 2, 3, 4]));
-    assert_eq!((lookup.found, lookup.why), (None, MissReason::OtherNamespace));
+    assert_eq!(
+        (lookup.found, lookup.equal, lookup.why),
+        (None, 0, MissReason::NotSeen),
+        "nobody is told of others"
+    );
+    assert_eq!(tree.elsewhere(&name("b"), &ids(&[1, 2, 3, 4])), 3, "but the operator");
     assert_eq!(tree.find(&name("a"), &ids(&[1, 2, 3, 4])).why, MissReason::NotSeen);
 }
 
@@ -214,7 +219,7 @@ fn what_is_released_is_handed_back_once() {
     tree.lend(2);
     tree.release_all();
     assert_eq!(length(&tree, &[1]), 0);
-    assert_eq!(tree.take_released(), [1], "a lent one stays with its row");
+    assert_eq!(tree.take_released(), [Evicted::Close(1)], "a lent one stays with its row");
     assert!(tree.take_released().is_empty());
     assert_eq!(tree.statistics().entries, 0);
 }
@@ -224,6 +229,74 @@ fn a_disabled_tree_keeps_nothing() {
     let mut tree = PrefixTree::new(false);
     assert_eq!(keep(&mut tree, &[1], 1), [1]);
     assert_eq!(length(&tree, &[1]), 0);
+}
+
+#[test]
+fn a_pin_is_about_what_was_found_and_not_about_what_hangs_on_it() {
+    let mut tree = PrefixTree::new(true);
+    let long: Vec<u32> = (0..400).collect();
+    assert!(keep(&mut tree, &long, 1).is_empty());
+    let found = tree.find(&name(""), &ids(&[&long[..20], &[9]].concat())).found.unwrap();
+    let node = tree.pin_found(&found);
+    assert_eq!(tree.evictable_blocks(), 380);
+    assert_eq!(tree.evict(), Some(Evicted::Truncate(1, 20)));
+    assert_eq!((tree.evict(), tree.evictable_blocks()), (None, 0));
+    tree.unpin(node);
+    assert_eq!(tree.evict(), Some(Evicted::Close(1)));
+}
+
+#[test]
+fn a_pin_that_goes_leaves_no_node_behind() {
+    let mut tree = PrefixTree::new(true);
+    assert!(keep(&mut tree, &[1, 2, 3, 4], 1).is_empty());
+    let nodes = tree.statistics().nodes;
+    let found = tree.find(&name(""), &ids(&[1, 2])).found.unwrap();
+    let node = tree.pin_found(&found);
+    assert_eq!(tree.statistics().nodes, nodes + 1);
+    tree.unpin(node);
+    assert_eq!(tree.statistics().nodes, nodes);
+}
+
+#[test]
+fn empty_namespaces_go() {
+    let mut tree = PrefixTree::new(true);
+    for number in 0..1000u32 {
+        let salt = name(&format!("salt {number}"));
+        assert!(tree.insert(&salt, &ids(&[1, 2, 3]), number, Terms::default()).is_empty());
+        tree.forget(number);
+    }
+    assert_eq!((tree.statistics().nodes, tree.roots.len()), (0, 0));
+}
+
+#[test]
+fn a_path_is_released_as_far_as_it_is_nobody_elses() {
+    let (one, two): (Vec<u32>, Vec<u32>) = ((0..50).collect(), (0..100).collect());
+    let kept = |favours: bool| {
+        let mut tree = PrefixTree::new(true);
+        assert!(keep(&mut tree, &one, 1).is_empty());
+        let other = tree.node_of(&name(""), &ids(&one)).unwrap();
+        tree.favour(other, favours);
+        assert_eq!(keep(&mut tree, &two, 2), [1]);
+        (tree, other)
+    };
+    let (mut tree, _) = kept(false);
+    tree.release(&name(""), &ids(&two));
+    assert_eq!(tree.take_released(), [Evicted::Close(2)]);
+    assert_eq!((length(&tree, &two), tree.statistics().tokens), (0, 0));
+    // Cut back meanwhile: what is left of it goes all the same.
+    let (mut tree, _) = kept(false);
+    assert_eq!(tree.evict(), Some(Evicted::Truncate(2, 50)));
+    tree.release(&name(""), &ids(&two));
+    assert_eq!(tree.take_released(), [Evicted::Close(2)]);
+    // Another session ends on the way, or goes on behind.
+    let (mut tree, other) = kept(true);
+    tree.release(&name(""), &ids(&two));
+    assert_eq!(tree.take_released(), [Evicted::Truncate(2, 50)]);
+    assert_eq!(tree.tokens_of(other), 50);
+    let (mut tree, _) = kept(false);
+    tree.release(&name(""), &ids(&one));
+    assert!(tree.take_released().is_empty());
+    assert_eq!(length(&tree, &two), 100);
 }
 
 #[test]
@@ -355,9 +428,9 @@ proptest! {
                 }
                 Op::Pin(tokens) => {
                     if let Some(found) = tree.find(&root, &ids(&tokens)).found {
-                        tree.pin(found.node);
-                        // The whole node is pinned, so at least what was found.
-                        pins.push((found.node, ids(&tokens)[..found.length as usize].to_vec()));
+                        let node = tree.pin_found(&found);
+                        prop_assert_eq!(tree.tokens_of(node), found.length, "no more than was found");
+                        pins.push((node, ids(&tokens)[..found.length as usize].to_vec()));
                     }
                 }
                 Op::Unpin(which) => {
@@ -420,9 +493,14 @@ proptest! {
             }
             let blocks: u64 = tree.arena.iter().map(|(_, node)| u64::from(node.blocks)).sum();
             prop_assert_eq!(blocks, tree.blocks());
-            let lent: Vec<Index> = tree.arena.iter().filter(|(_, node)| node.lent).map(|(index, _)| index).collect();
-            prop_assert_eq!(lent, tree.lents.iter().copied().collect::<Vec<_>>());
-            prop_assert!(naive.lent.is_empty() == (tree.evictable_blocks() == tree.blocks()));
+            let fast: Vec<Index> = tree
+                .arena
+                .iter()
+                .filter(|(_, node)| node.lent || node.pins > 0)
+                .map(|(index, _)| index)
+                .collect();
+            prop_assert_eq!(fast, tree.held_fast.iter().copied().collect::<Vec<_>>());
+            prop_assert!(!naive.lent.is_empty() || !pins.is_empty() || tree.evictable_blocks() == tree.blocks());
         }
     }
 }

@@ -64,6 +64,11 @@ impl TextModel {
         spelled: &Spelled,
         rendered: &Rendered,
     ) -> Result<Option<Vec<TokenId>>, PrepareError> {
+        let bos = self.tokenizer.bos();
+        let begins = bos.is_some() && (spelled.skipped > 0 || self.tokenizer.wants_bos());
+        if begins != (bos.is_some() && known.first().copied() == bos) {
+            return Ok(None);
+        }
         let Some(length) = self.spells_beginning(known, spelled) else { return Ok(None) };
         let after_control = known.last().is_some_and(|id| self.tokenizer.is_control(*id));
         let before_control = spelled.controls.iter().any(|(at, _)| *at == length);

@@ -153,3 +153,33 @@ fn a_row_that_ran_out_of_time_is_a_start_for_the_next_try() {
     assert_eq!(bench.clients[again].done().unwrap().1.cached_tokens, 100);
     bench.check_empty();
 }
+
+#[test]
+fn a_full_pool_gives_up_something_else_than_the_prefix_that_is_asked_for() {
+    let mut bench = Bench::new(Script::new().memory(12, 16), |_| {});
+    let kept = "o".repeat(80);
+    bench.submit(&Ask::new(&kept, 1));
+    bench.finish();
+    bench.submit(&Ask::new(&"t".repeat(111), 1));
+    bench.finish();
+    assert_eq!(bench.gauges.kv_used_bytes.get(), bench.gauges.kv_capacity_bytes.get());
+    let client = bench.submit(&Ask::new(&format!("{}zzzzz", &kept[..70]), 4));
+    bench.finish();
+    assert_eq!(bench.clients[client].done().unwrap().1.cached_tokens, 70);
+    bench.check_empty();
+}
+
+#[test]
+fn a_short_common_beginning_keeps_nobodys_long_tail() {
+    let tail = Ask::new(&format!("{}{}", "s".repeat(20), "l".repeat(400)), 1);
+    let script = || Script::new().repeat("loop", "abc").memory(80, 16);
+    let mut bench = Bench::new(script(), |_| {});
+    bench.submit(&tail);
+    bench.finish();
+    let one = Ask { slots: 1000, ..Ask::new(&format!("{}loop", "s".repeat(20)), 600) };
+    bench.submit(&one);
+    bench.submit(&Ask { slots: 1000, ..Ask::new("loop", 600) });
+    bench.finish();
+    assert_eq!(bench.gauges.preemptions.get(), 0, "the tail was nobody's, and gave way");
+    bench.check_empty();
+}
