@@ -70,6 +70,12 @@ fn nonce_lines_and_the_order_of_tools_are_seen_through() {
     let told = report(&line("1a"), &line("2b"));
     assert_eq!(told["computed_tokens"], 0);
     assert!(told["hints"][0].as_str().unwrap().contains("cache.nonce_lines"));
+    let salted = |salt: &str| {
+        let mut body = chat("Be kind.", "Hello");
+        body["cache_salt"] = salt.into();
+        body
+    };
+    assert!(report(&salted("a"), &salted("b"))["hints"].to_string().contains("salts differ"));
     let told = report(&tools(["a", "b"]), &tools(["b", "a"]));
     assert!(told["hints"].to_string().contains("another order"), "{told}");
     let told = report(&tools(["a", "b"]), &tools(["a", "c"]));

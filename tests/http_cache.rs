@@ -191,6 +191,7 @@ fn the_cache_is_looked_at_and_cleared() {
     assert!(report["entries"] == 1 && report["tokens"].as_u64().unwrap() > 500, "{report}");
     assert_eq!(report["kind"], "prefixes in memory; nothing on disk");
     assert_eq!(delete(&server, "/v1/cache?disk=perhaps", None).json()["error"]["param"], "disk");
+    assert_eq!(delete(&server, "/v1/cache?dsk=true", None).json()["error"]["param"], "dsk");
     assert_eq!(delete(&server, "/v1/cache", None).json()["entries"], 0);
     assert_eq!(details(&server, &user(&long("end")))["cached_tokens"], 0);
     assert_eq!(server.get("/v1/cache/").status, 404);

@@ -445,6 +445,7 @@ impl Handler<ClearCache> for PromptCache {
     type Result = CacheReport;
 
     fn handle(&mut self, clear: ClearCache, _: &mut Self::Context) -> Self::Result {
+        self.history.clear();
         for model in &self.models {
             model.sessions.borrow_mut().forget_all();
             model.tree.borrow_mut().release_all();

@@ -75,6 +75,12 @@ impl TokenHistory {
         }
     }
 
+    /// Forgets all.
+    pub fn clear(&self) {
+        lock(&self.pending).clear();
+        *lock(&self.table) = Table::default();
+    }
+
     /// Lists whose text may be the beginning of `text`, but not all of it; the longest first.
     /// `spell` gives the text of this model's ids.
     pub fn candidates(
@@ -232,6 +238,16 @@ mod tests {
         assert_eq!(found(&history, &TokenHistory::of("m", Some("")), "a b c"), [""; 0]);
         assert_eq!(found(&history, &TokenHistory::of("m", Some("secret")), "a b c"), ["a b"]);
         assert_eq!(TokenHistory::of("m", None), TokenHistory::of("m", Some("")));
+    }
+
+    #[test]
+    fn what_is_cleared_is_gone_whether_it_was_looked_at_or_not() {
+        let history = TokenHistory::default();
+        history.remember("m", ids("a"));
+        assert_eq!(found(&history, "m", "ab"), ["a"]);
+        history.remember("m", ids("b"));
+        history.clear();
+        assert_eq!((found(&history, "m", "ab"), found(&history, "m", "bc")), (vec![], vec![]));
     }
 
     #[test]

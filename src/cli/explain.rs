@@ -164,6 +164,11 @@ fn hints(a: &Prompt, b: &Prompt, difference: &Difference) -> Vec<String> {
             a.stripped, b.stripped
         ));
     }
+    if a.request.cache.salt != b.request.cache.salt {
+        hints.push(
+            "the salts differ: nothing is shared, whatever the prompts have in common (cache_salt)".into(),
+        );
+    }
     let names = |prompt: &Prompt| {
         let mut tools: Vec<String> = prompt.request.tools.iter().map(canonical).collect();
         tools.sort();

@@ -33,7 +33,13 @@ pub(super) async fn clear(
             ("disk", "true") => true,
             ("disk", "false") => false,
             ("disk", _) => return Err(ApiError::field("disk", "invalid_value", "must be true or false")),
-            _ => continue,
+            _ => {
+                return Err(ApiError::field(
+                    &short(name),
+                    "invalid_value",
+                    "is no parameter here; there is disk=true",
+                ));
+            }
         };
     }
     let report = state.handles.clear_cache().send(ClearCache { disk }).await.map_err(|_| going_down())?;

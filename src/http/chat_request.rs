@@ -36,8 +36,8 @@ const RESERVED: [&str; 8] = [
 pub fn read_chat_request(body: &str) -> Result<ChatRequest, String> {
     let body = serde_json::from_str(body).map_err(|error| format!("no JSON: {error}"))?;
     let read = read_chat(body).map_err(|error| match &error.param {
-        Some(param) => format!("{param}: {}", error.message),
-        None => error.message.clone(),
+        Some(param) if !error.message.starts_with(param.as_str()) => format!("{param}: {}", error.message),
+        _ => error.message.clone(),
     });
     read.map(|call| call.request)
 }
