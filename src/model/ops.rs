@@ -14,6 +14,8 @@ use crate::model::KvNumbers;
 use crate::model::load::HostTensor;
 use crate::types::{EngineError, LoadError, SequenceId, TokenId};
 
+pub mod speech;
+
 /// Index of a decoder layer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LayerId(pub usize);

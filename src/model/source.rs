@@ -30,7 +30,7 @@ pub struct FileModel {
 
 /// The backends there are, as compiled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Backend {
+pub(crate) enum Backend {
     Cpu,
     Mlx,
 }
@@ -60,7 +60,7 @@ impl FileModel {
 }
 
 /// The model's name where a path is a snapshot of the hub's cache: a commit would say nothing to anybody.
-fn snapshot_name(path: &Path) -> Option<String> {
+pub(crate) fn snapshot_name(path: &Path) -> Option<String> {
     let folder = path.is_dir().then(|| path.canonicalize().ok()).flatten()?;
     let snapshots = folder.parent().filter(|parent| parent.ends_with("snapshots"))?;
     let repo = snapshots.parent()?.file_name()?.to_str()?.strip_prefix("models--")?;
@@ -68,7 +68,7 @@ fn snapshot_name(path: &Path) -> Option<String> {
 }
 
 /// The backend for a choice: Metal where there is one, else our own.
-fn choose(choice: DeviceChoice) -> Result<Backend, LoadError> {
+pub(crate) fn choose(choice: DeviceChoice) -> Result<Backend, LoadError> {
     let (cpu, mlx) = (cfg!(feature = "cpu"), cfg!(feature = "mlx"));
     match choice {
         DeviceChoice::Auto if mlx && (cfg!(target_os = "macos") || !cpu) => Ok(Backend::Mlx),
@@ -79,7 +79,7 @@ fn choose(choice: DeviceChoice) -> Result<Backend, LoadError> {
     }
 }
 
-fn not_compiled(feature: &str) -> LoadError {
+pub(crate) fn not_compiled(feature: &str) -> LoadError {
     let message =
         format!("this program was built without the device `{feature}` (Cargo feature `{feature}`)");
     LoadError::Unsupported { message }

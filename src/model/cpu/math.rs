@@ -196,6 +196,86 @@ impl Kernel for AddResidual<'_> {
     }
 }
 
+/// Layer norm of one row: `out = (x − mean) / sqrt(variance + eps) · weight + bias`.
+pub struct LayerNormed<'a> {
+    /// The row.
+    pub x: &'a [f32],
+    /// As long as the row.
+    pub weight: &'a [f32],
+    /// As long as the row.
+    pub bias: &'a [f32],
+    /// Added to the variance.
+    pub eps: f32,
+    /// As long as the row.
+    pub out: &'a mut [f32],
+}
+
+/// `Σ (x − mean)^power`, power 1 or 2; sixteen partial sums, then a fixed tree.
+#[inline(always)]
+fn centred_sum<S: Simd>(s: S, x: &[f32], mean: f32, squared: bool) -> f32 {
+    let (pairs, tail) = x.as_chunks::<{ 2 * LANES }>();
+    let (mut even, mut odd) = (s.splat(0.0), s.splat(0.0));
+    let centre = s.splat(mean);
+    for pair in pairs {
+        let (halves, _) = pair.as_chunks::<LANES>();
+        let (a, b) = (s.sub(s.load(&halves[0]), centre), s.sub(s.load(&halves[1]), centre));
+        (even, odd) = match squared {
+            true => (s.fma(a, a, even), s.fma(b, b, odd)),
+            false => (s.add(even, a), s.add(odd, b)),
+        };
+    }
+    let mut lanes = [0.0; LANES];
+    s.store(s.add(even, odd), &mut lanes);
+    let mut sum = tree_sum(lanes);
+    for x in tail {
+        let x = *x - mean;
+        sum = if squared { x.mul_add(x, sum) } else { sum + x };
+    }
+    sum
+}
+
+impl Kernel for LayerNormed<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let count = self.x.len() as f32;
+        let mean = centred_sum(s, self.x, 0.0, false) / count;
+        let variance = centred_sum(s, self.x, mean, true) / count;
+        let inverse = 1.0 / (variance + self.eps).sqrt();
+        let rest = self.weight.iter().zip(self.bias);
+        for ((out, x), (weight, bias)) in self.out.iter_mut().zip(self.x).zip(rest) {
+            *out = (*x - mean) * inverse * *weight + *bias;
+        }
+    }
+}
+
+/// One row in place: `x = act(x + bias)`.
+pub struct BiasAct<'a> {
+    /// The row.
+    pub x: &'a mut [f32],
+    /// As long as the row.
+    pub bias: &'a [f32],
+    /// The activation.
+    pub act: Act,
+}
+
+impl Kernel for BiasAct<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (xs, tail) = self.x.as_chunks_mut::<LANES>();
+        let (biases, bias_tail) = self.bias.as_chunks::<LANES>();
+        for (x, bias) in xs.iter_mut().zip(biases) {
+            s.store(activate(s, self.act, s.add(s.load(x), s.load(bias))), x);
+        }
+        for (x, bias) in tail.iter_mut().zip(bias_tail) {
+            let mut lanes = [0.0; LANES];
+            s.store(activate(s, self.act, s.splat(*x + *bias)), &mut lanes);
+            *x = lanes[0];
+        }
+    }
+}
+
 /// A gated unit of one row: `out = act(gate) · up`.
 pub struct Gated<'a> {
     /// First half.

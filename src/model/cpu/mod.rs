@@ -27,6 +27,7 @@ pub mod pack;
 pub mod pool;
 pub mod rope;
 pub mod simd;
+mod speech;
 pub mod weight;
 
 pub use arena::Tensor;

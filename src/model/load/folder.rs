@@ -1,7 +1,7 @@
 //! A Hugging Face model folder: `config.json`, safetensors, `tokenizer.json`.
 
-mod quantization;
-mod safetensors;
+pub(super) mod quantization;
+pub(super) mod safetensors;
 mod text;
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use super::tensor::{RowOrder, TensorType};
 use super::{ModelFiles, facts, malformed, missing};
 use crate::model::text::TextModel;
 use crate::types::LoadError;
-use quantization::Quantization;
+pub(super) use quantization::Quantization;
 use safetensors::{Dtype, Stored};
 
 /// Largest vocabulary with merges that is read.
@@ -138,7 +138,7 @@ fn entries(
 }
 
 /// The files of the checkpoint, and the tensors that the index promises.
-fn shards(path: &Path) -> Result<(Vec<PathBuf>, Vec<String>), LoadError> {
+pub(super) fn shards(path: &Path) -> Result<(Vec<PathBuf>, Vec<String>), LoadError> {
     let index_path = path.join(INDEX);
     let Some(index) = optional_json(&index_path)? else {
         let single = path.join(SINGLE);
@@ -176,13 +176,13 @@ fn required_json(path: &Path) -> Result<Value, LoadError> {
 }
 
 /// Reads a JSON file that may be there.
-fn optional_json(path: &Path) -> Result<Option<Value>, LoadError> {
+pub(super) fn optional_json(path: &Path) -> Result<Option<Value>, LoadError> {
     let Some(bytes) = optional_bytes(path)? else { return Ok(None) };
     serde_json::from_slice(&bytes).map(Some).map_err(|error| malformed(path, error.to_string()))
 }
 
 /// Reads a file that may be there, within bounds.
-fn optional_bytes(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
+pub(super) fn optional_bytes(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
     let io = |source| LoadError::Io { path: path.to_owned(), source };
     let size = match std::fs::metadata(path) {
         Ok(meta) => meta.len(),

@@ -14,6 +14,7 @@ mod mapping;
 mod parts;
 pub mod table;
 pub mod tensor;
+pub mod whisper;
 
 use std::path::{Path, PathBuf};
 

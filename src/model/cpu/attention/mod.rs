@@ -16,6 +16,7 @@ use crate::model::ops::{AttnSpec, LayerId, Norm, Step};
 use crate::types::EngineError;
 
 mod span;
+pub mod whole;
 
 use span::{Job, Queries};
 
@@ -283,6 +284,7 @@ impl Pass<'_> {
             tokens: piece.tokens,
             position: piece.row.start + piece.token,
             window: self.spec.window.map(|window| window as usize),
+            whole: None,
             scale: self.spec.scale,
             softcap: self.spec.softcap,
             blocks: &self.blocks[piece.row.blocks..],

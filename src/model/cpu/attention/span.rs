@@ -35,6 +35,8 @@ pub(super) struct Queries<'a> {
     /// Absolute position of the first token.
     pub(super) position: usize,
     pub(super) window: Option<usize>,
+    /// Every query sees so many positions, whatever its own: a memory.
+    pub(super) whole: Option<usize>,
     pub(super) scale: f32,
     pub(super) softcap: Option<f32>,
     /// The row's blocks.
@@ -236,14 +238,14 @@ impl Queries<'_> {
     /// Spans that any of the queries sees.
     #[inline(always)]
     pub(super) fn spans(&self) -> std::ops::RangeInclusive<usize> {
-        self.first_seen(self.position) / SPAN..=(self.position + self.tokens - 1) / SPAN
+        self.first_seen(self.position) / SPAN..=(self.end_of(self.position + self.tokens - 1) - 1) / SPAN
     }
 
     /// Computes one span from scratch.
     #[inline(always)]
     fn span<S: Simd, E: Stored>(&self, s: S, stored: E, span: usize, state: &mut State<'_>) {
         state.begin_span();
-        let last = self.position + self.tokens - 1;
+        let last = self.end_of(self.position + self.tokens - 1) - 1;
         let from = (self.first_seen(self.position) / BLOCK_TOKENS).max(span * SPAN_BLOCKS);
         let to = (last / BLOCK_TOKENS).min(span * SPAN_BLOCKS + SPAN_BLOCKS - 1);
         if self.wishes_ahead() {
@@ -288,6 +290,12 @@ impl Queries<'_> {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 
+    /// Where what the query at `position` sees ends.
+    #[inline(always)]
+    fn end_of(&self, position: usize) -> usize {
+        self.whole.unwrap_or(position + 1)
+    }
+
     /// Where a query's vector begins, token-major.
     #[inline(always)]
     fn offset(&self, query: usize, stride: usize) -> usize {
@@ -303,7 +311,7 @@ impl Queries<'_> {
         for query in 0..self.tokens * self.group {
             let position = self.position + query / self.group;
             let from = self.first_seen(position).saturating_sub(base);
-            let to = (position + 1).saturating_sub(base).min(BLOCK_TOKENS);
+            let to = self.end_of(position).saturating_sub(base).min(BLOCK_TOKENS);
             if from < to {
                 together[count] = Seen { query, from, to };
                 count += 1;

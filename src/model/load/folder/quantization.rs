@@ -42,7 +42,7 @@ enum Layer {
 
 /// What `config.json` says about quantisation.
 #[derive(Debug, Default)]
-pub(super) struct Quantization {
+pub(in crate::model::load) struct Quantization {
     global: Option<Scheme>,
     /// By the layer's name, however the writer spelt it.
     layers: BTreeMap<String, Layer>,
@@ -51,7 +51,7 @@ pub(super) struct Quantization {
 }
 
 /// A matrix put together.
-pub(super) struct Packed {
+pub(in crate::model::load) struct Packed {
     pub kind: TensorType,
     pub shape: Vec<usize>,
     pub scales: Span,
@@ -224,7 +224,7 @@ fn scheme(table: &Map<String, Value>, global: Option<&Scheme>) -> Result<Option<
 }
 
 /// Whether a tensor is the scales or biases of a quantised matrix.
-pub(super) fn is_part(name: &str, stored: &AllStored) -> bool {
+pub(in crate::model::load) fn is_part(name: &str, stored: &AllStored) -> bool {
     name.strip_suffix(".scales")
         .or_else(|| name.strip_suffix(".biases"))
         .and_then(|layer| stored.get(&format!("{layer}.weight")))

@@ -13,7 +13,7 @@ const MAX_HEADER: u64 = 100_000_000;
 
 /// Element types that matter here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Dtype {
+pub(in crate::model::load) enum Dtype {
     F32,
     F16,
     BF16,
@@ -24,7 +24,7 @@ pub(super) enum Dtype {
 
 /// A tensor of a file; its range is as long as its shape asks.
 #[derive(Debug)]
-pub(super) struct Stored {
+pub(in crate::model::load) struct Stored {
     pub dtype: Dtype,
     /// As the file spells it.
     pub dtype_name: String,
@@ -34,7 +34,7 @@ pub(super) struct Stored {
 }
 
 /// Parses the header and checks that data and header cover each other exactly.
-pub(super) fn parse(bytes: &[u8], path: &Path) -> Result<Vec<(String, Stored)>, LoadError> {
+pub(in crate::model::load) fn parse(bytes: &[u8], path: &Path) -> Result<Vec<(String, Stored)>, LoadError> {
     let wrong = |message: String| malformed(path, message);
     let (length, rest) =
         bytes.split_first_chunk::<8>().ok_or_else(|| wrong("is too short for a header".into()))?;
