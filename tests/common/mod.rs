@@ -78,3 +78,17 @@ pub fn token_cases(name: &str) -> Vec<serde_json::Value> {
     assert!(cases.len() >= 40, "{name}");
     cases
 }
+
+/// A speech model that `make speech-model` fetches (`whisper-tiny.en`), or `make test-full` (`whisper-base`).
+pub fn speech_model(name: &str) -> PathBuf {
+    let path = home().join("models").join(name);
+    assert!(path.is_dir(), "{name} is not at {}: run `make speech-model` first", path.display());
+    path
+}
+
+/// Samples of a 16-bit mono WAV file at 16 kHz below `tests/data/audio`.
+pub fn samples(name: &str) -> Vec<f32> {
+    let bytes = std::fs::read(data("audio").join(name)).expect("a clip");
+    let at = bytes.windows(4).position(|four| four == b"data").expect("a data chunk") + 8;
+    bytes[at..].chunks_exact(2).map(|pair| f32::from(i16::from_le_bytes([pair[0], pair[1]])) / 32768.0).collect()
+}
