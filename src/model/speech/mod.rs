@@ -5,11 +5,18 @@
 //! of a window and of a whole recording, written over [`Compute`] so that the service decides who
 //! computes when.
 
+pub mod compute;
+pub mod decode;
 pub mod engine;
 pub mod mel;
+pub mod options;
+pub mod rules;
+pub mod segments;
 pub mod source;
 pub mod tokens;
+pub mod vad;
 pub mod whisper;
+pub mod words;
 
 use crate::types::{EngineError, SequenceId, TokenId};
 

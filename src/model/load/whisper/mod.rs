@@ -177,6 +177,19 @@ fn dims(tensors: &WhisperTensors, config: &Value) -> Result<WhisperDims, LoadErr
     Ok(dims)
 }
 
+/// One tensor of a safetensors file in memory, in f32; `None` where it is not there or not of floats.
+pub(crate) fn floats_of(file: &[u8], name: &str, path: &Path) -> Option<Vec<f32>> {
+    let tensors = safetensors::parse(file, path).ok()?;
+    let (_, tensor) = tensors.into_iter().find(|(found, _)| found == name)?;
+    let kind = match tensor.dtype {
+        safetensors::Dtype::F32 => super::TensorType::F32,
+        safetensors::Dtype::F16 => super::TensorType::F16,
+        safetensors::Dtype::BF16 => super::TensorType::BF16,
+        safetensors::Dtype::U32 | safetensors::Dtype::Other => return None,
+    };
+    Some(widen(file.get(tensor.bytes)?, kind))
+}
+
 /// A float tensor's bytes in f32.
 fn widen(bytes: &[u8], kind: super::TensorType) -> Vec<f32> {
     let host = super::HostTensor {

@@ -1,0 +1,189 @@
+//! Who computes what recognising asks for: windows and decoder steps.
+//!
+//! Recognising is written as futures over [`Compute`]. The service's implementation queues the asks of
+//! all recordings and sessions and computes them together, in turns with chat; [`Direct`] computes at once.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use crate::types::{EngineError, SequenceId, TokenId};
+
+use super::{LogitsOf, SpeechEngine, SpeechOut, SpeechRow, WindowId};
+
+/// Why recognising stopped.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpeechError {
+    /// The engine failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The model is gone.
+    #[error("the speech model was unloaded")]
+    Unloaded,
+    /// The audio ended with an error.
+    #[error("{0}")]
+    Audio(String),
+}
+
+/// An engine that several futures of one thread use, while it is there.
+#[derive(Clone, Default)]
+pub struct EngineCell(Rc<RefCell<Option<Box<dyn SpeechEngine>>>>);
+
+impl EngineCell {
+    /// With an engine.
+    pub fn new(engine: Box<dyn SpeechEngine>) -> Self {
+        Self(Rc::new(RefCell::new(Some(engine))))
+    }
+
+    /// Calls `act` with the engine.
+    ///
+    /// # Errors
+    /// `Unloaded` without one; what `act` says.
+    pub fn with<R>(&self, act: impl FnOnce(&mut dyn SpeechEngine) -> Result<R, EngineError>) -> Result<R, SpeechError> {
+        let mut engine = self.0.borrow_mut();
+        let engine = engine.as_deref_mut().ok_or(SpeechError::Unloaded)?;
+        Ok(act(engine)?)
+    }
+
+    /// Takes an engine in, or out.
+    pub fn replace(&self, engine: Option<Box<dyn SpeechEngine>>) -> Option<Box<dyn SpeechEngine>> {
+        std::mem::replace(&mut *self.0.borrow_mut(), engine)
+    }
+
+    /// Whether there is an engine.
+    pub fn is_loaded(&self) -> bool {
+        self.0.borrow().is_some()
+    }
+
+    /// Takes a window's features.
+    ///
+    /// # Errors
+    /// See [`SpeechEngine::begin`].
+    pub fn begin(&self, mel: Vec<f32>) -> Result<Window, SpeechError> {
+        let id = self.with(|engine| engine.begin(mel))?;
+        Ok(Rc::new(WindowHandle { id, cell: self.clone() }))
+    }
+
+    /// A decoder sequence, empty or forked.
+    ///
+    /// # Errors
+    /// See [`SpeechEngine::open`].
+    pub fn open(&self, from: Option<(&Sequence, u32)>) -> Result<Sequence, SpeechError> {
+        let from = from.map(|(sequence, at)| (sequence.id, at));
+        let id = self.with(|engine| engine.open(from))?;
+        Ok(Rc::new(SequenceHandle { id, cell: self.clone() }))
+    }
+}
+
+/// A window that is forgotten with its last holder.
+pub struct WindowHandle {
+    /// Of the engine.
+    pub id: WindowId,
+    cell: EngineCell,
+}
+
+/// See [`WindowHandle`].
+pub type Window = Rc<WindowHandle>;
+
+impl Drop for WindowHandle {
+    fn drop(&mut self) {
+        // A model that is gone has forgotten it already.
+        let _gone = self.cell.with(|engine| {
+            engine.forget(self.id);
+            Ok(())
+        });
+    }
+}
+
+/// A decoder sequence that is closed with its last holder.
+pub struct SequenceHandle {
+    /// Of the engine.
+    pub id: SequenceId,
+    cell: EngineCell,
+}
+
+/// See [`SequenceHandle`].
+pub type Sequence = Rc<SequenceHandle>;
+
+impl Drop for SequenceHandle {
+    fn drop(&mut self) {
+        // A model that is gone has closed it already.
+        let _gone = self.cell.with(|engine| {
+            engine.close(self.id);
+            Ok(())
+        });
+    }
+}
+
+/// One row that is asked for; see [`SpeechRow`].
+pub struct AskedRow {
+    /// What it hears.
+    pub window: Window,
+    /// Its state.
+    pub sequence: Sequence,
+    /// What is computed of it.
+    pub start: u32,
+    /// Tokens to compute.
+    pub tokens: Vec<u32>,
+    /// Logits that are wanted.
+    pub logits: LogitsOf,
+    /// Scores are wanted.
+    pub scores: bool,
+}
+
+/// Computes rows in one step.
+///
+/// # Errors
+/// See [`SpeechEngine::decode`].
+pub fn decode_now(cell: &EngineCell, rows: &[AskedRow]) -> Result<Vec<SpeechOut>, SpeechError> {
+    let tokens: Vec<Vec<TokenId>> =
+        rows.iter().map(|row| row.tokens.iter().map(|id| TokenId(*id)).collect()).collect();
+    let asked = rows.iter().zip(&tokens).map(|(row, tokens)| SpeechRow {
+        window: row.window.id,
+        sequence: row.sequence.id,
+        start: row.start,
+        tokens,
+        logits: row.logits,
+        scores: row.scores,
+    });
+    let asked: Vec<SpeechRow<'_>> = asked.collect();
+    cell.with(|engine| engine.decode(&asked))
+}
+
+/// See the module. On one thread.
+#[allow(async_fn_in_trait, reason = "futures stay on the compute thread")]
+pub trait Compute {
+    /// The engine that is asked.
+    fn cell(&self) -> &EngineCell;
+
+    /// Encodes a window of `[3000][mels]` features.
+    ///
+    /// # Errors
+    /// See [`SpeechError`].
+    async fn encode(&self, mel: Vec<f32>) -> Result<Window, SpeechError>;
+
+    /// Computes rows.
+    ///
+    /// # Errors
+    /// See [`SpeechError`].
+    async fn decode(&self, rows: Vec<AskedRow>) -> Result<Vec<SpeechOut>, SpeechError>;
+}
+
+/// Computes at once.
+pub struct Direct(pub EngineCell);
+
+impl Compute for Direct {
+    fn cell(&self) -> &EngineCell {
+        &self.0
+    }
+
+    async fn encode(&self, mel: Vec<f32>) -> Result<Window, SpeechError> {
+        let window = self.0.begin(mel)?;
+        self.0.with(|engine| engine.encode(window.id, &mut || true))?;
+        Ok(window)
+    }
+
+    async fn decode(&self, rows: Vec<AskedRow>) -> Result<Vec<SpeechOut>, SpeechError> {
+        decode_now(&self.0, &rows)
+    }
+}

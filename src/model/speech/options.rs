@@ -1,0 +1,86 @@
+//! What may be asked of recognising.
+
+use std::sync::Arc;
+
+use super::tokens::Task;
+use super::vad::VadOptions;
+
+/// Options of a recording or a session; [`SpeechOptions::default`] is what a request without any gets.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct SpeechOptions {
+    /// Code of the language; `None`: found out.
+    pub language: Option<&'static str>,
+    /// Only these are found; empty: any.
+    pub languages: Vec<&'static str>,
+    /// Transcribe or translate.
+    pub task: Task,
+    /// Text that is taken as having come before.
+    pub prompt: String,
+    /// Words that are told to each window.
+    pub hotwords: String,
+    /// Segments get times; without, a window is one segment.
+    pub timestamps: bool,
+    /// Words get times.
+    pub words: bool,
+    /// One temperature; `None` (or 0): the ladder.
+    pub temperature: Option<f64>,
+    /// Beams at temperature 0, 1 to 16.
+    pub beam_size: usize,
+    /// Candidates at other temperatures, 1 to 16.
+    pub best_of: usize,
+    /// A window is told what was said before.
+    pub condition_on_previous_text: bool,
+    /// Above it, and with an unlikely text, a window is silent.
+    pub no_speech_threshold: f64,
+    /// Below it a text is unlikely.
+    pub logprob_threshold: f64,
+    /// Above it a text repeats itself.
+    pub compression_ratio_threshold: f64,
+    /// Silences longer than so many seconds around unlikely words are skipped; needs `words`.
+    pub hallucination_silence_s: Option<f64>,
+    /// Silence is skipped; `None`: all is heard.
+    pub vad: Option<VadOptions>,
+    /// So many pieces of a long recording are decoded at a time, each for itself; 1: one after the other.
+    pub batch_size: usize,
+    /// Keys random numbers of temperatures.
+    pub seed: u64,
+    /// Steps of the ladder.
+    pub ladder: Arc<[f64]>,
+}
+
+impl Default for SpeechOptions {
+    fn default() -> Self {
+        Self {
+            language: None,
+            languages: Vec::new(),
+            task: Task::Transcribe,
+            prompt: String::new(),
+            hotwords: String::new(),
+            timestamps: true,
+            words: false,
+            temperature: None,
+            beam_size: 1,
+            best_of: 3,
+            condition_on_previous_text: true,
+            no_speech_threshold: 0.6,
+            logprob_threshold: -1.0,
+            compression_ratio_threshold: 2.4,
+            hallucination_silence_s: None,
+            vad: Some(VadOptions::FILE),
+            batch_size: 1,
+            seed: 0,
+            ladder: [0.0, 0.2, 0.4, 0.6, 0.8, 1.0].into(),
+        }
+    }
+}
+
+impl SpeechOptions {
+    /// Temperatures to try, in order.
+    pub fn temperatures(&self) -> Vec<f64> {
+        match self.temperature.filter(|temperature| *temperature > 0.0) {
+            Some(temperature) => vec![temperature],
+            None => self.ladder.to_vec(),
+        }
+    }
+}
