@@ -33,6 +33,7 @@ pub mod sampler;
     allow(dead_code, unused_variables, reason = "without a backend nothing is packed")
 )]
 pub mod source;
+pub mod speech;
 pub mod template;
 pub mod text;
 pub mod tokenizer;

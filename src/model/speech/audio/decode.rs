@@ -1,0 +1,354 @@
+//! The loop: packets out of the container, samples out of packets, one channel at 16 kHz out of those.
+
+use std::any::Any;
+use std::io::ErrorKind;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+
+use symphonia::core::codecs::audio::{AudioCodecParameters, CODEC_ID_NULL_AUDIO};
+use symphonia::core::errors::Error;
+use symphonia::core::formats::probe::Hint;
+use symphonia::core::formats::{FormatOptions, FormatReader, Track};
+use symphonia::core::io::MediaSourceStream;
+use symphonia::core::meta::MetadataOptions;
+use symphonia::core::packet::Packet;
+
+use super::codec::{self, Codec, Failure};
+use super::edits::{self, Edit};
+use super::mix::Mixer;
+use super::resample::Resampler;
+use super::sniff::{self, Sniffed};
+use super::source::{Input, Position};
+use super::{AudioError, AudioInfo, AudioLimits, SAMPLE_RATE, Source, pcm};
+
+/// [`Decoder::read`] comes back with so many samples at least.
+const ENOUGH: usize = SAMPLE_RATE as usize / 10;
+
+/// Packets in a row without a sample after which a file is taken for hostile.
+const MOST_IDLE: u32 = 200_000;
+
+/// So many more bad packets than good ones, and the rest need not be tried.
+const MOST_BAD: u64 = 2_000;
+
+/// Reads a recording as 16 kHz mono, block by block.
+pub struct Decoder {
+    info: AudioInfo,
+    limits: AudioLimits,
+    format: Box<dyn FormatReader>,
+    track: u32,
+    codec: Codec,
+    /// For the current rate and channels.
+    chain: Option<(Mixer, Resampler)>,
+    sniffed: Sniffed,
+    position: Position,
+    /// Frames at the file's rate that an exact header promises.
+    promised: Option<u64>,
+    decoded: u64,
+    given: u64,
+    good: u64,
+    bad: u64,
+    idle: u32,
+    mono: Vec<f32>,
+    ended: bool,
+    warning: Option<String>,
+}
+
+impl std::fmt::Debug for Decoder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Decoder").field("info", &self.info).field("seconds", &self.seconds()).finish()
+    }
+}
+
+impl Decoder {
+    /// Finds out what `source` is and gets ready to decode it. Blocks on streams, for their header.
+    ///
+    /// # Errors
+    /// `Empty`, `Unsupported`, `NoAudioTrack`, `Broken`, `TooManyChannels`.
+    pub fn open(source: Source, limits: AudioLimits) -> Result<Self, AudioError> {
+        let mut input = Input::new(source);
+        let sniffed = sniff::sniff(&mut input)?;
+        let position = input.position();
+        let at = std::sync::Arc::clone(&position);
+        catch_unwind(AssertUnwindSafe(move || Self::open_sniffed(input, sniffed, position, limits)))
+            .unwrap_or_else(|panic| {
+                Err(AudioError::Broken {
+                    found: sniffed.container.unwrap_or("audio").to_owned(),
+                    at: at.load(Ordering::Relaxed),
+                    why: panic_text(panic.as_ref()),
+                })
+            })
+    }
+
+    fn open_sniffed(
+        mut input: Input,
+        sniffed: Sniffed,
+        position: Position,
+        limits: AudioLimits,
+    ) -> Result<Self, AudioError> {
+        let unknown = sniff::unknown(input.head(0).unwrap_or_default());
+        let whole = input.whole().cloned();
+        let stream = MediaSourceStream::new(Box::new(input), Default::default());
+        let (options, metadata) = (FormatOptions::default(), MetadataOptions::default());
+        let format = symphonia::default::get_probe()
+            .probe(&Hint::new(), stream, options, metadata)
+            .map_err(|error| refused(error, sniffed, unknown, position.load(Ordering::Relaxed)))?;
+        let container = sniffed.container.unwrap_or(format.format_info().short_name);
+        let at = position.load(Ordering::Relaxed);
+        let (index, track, params) = choose(format.tracks(), container, at)?;
+        let channels = params.channels.as_ref().map_or(0, |channels| channels.count());
+        let channels = u16::try_from(channels).unwrap_or(u16::MAX);
+        let edit = match (&whole, container) {
+            (Some(file), "mp4") => edits::edit(file, index).unwrap_or_default(),
+            _ => Edit::default(),
+        };
+        let lame = track.delay.is_some();
+        let codec = Codec::new(params, edit, lame).map_err(|failure| match failure {
+            Failure::Unsupported(what) => {
+                AudioError::Unsupported { found: format!("{what} in {container}"), at }
+            }
+            Failure::Broken(why) => AudioError::Broken { found: container.to_owned(), at, why },
+        })?;
+        let info = AudioInfo {
+            container,
+            codec: codec::name(params),
+            channels,
+            rate: params.sample_rate.unwrap_or(0),
+        };
+        check_channels(channels.max(1), limits)?;
+        let promised = if container == "mp3" && lame { track.num_frames } else { None };
+        let track = track.id;
+        Ok(Self {
+            info,
+            limits,
+            format,
+            track,
+            codec,
+            chain: None,
+            sniffed,
+            position,
+            promised,
+            decoded: 0,
+            given: 0,
+            good: 0,
+            bad: 0,
+            idle: 0,
+            mono: Vec::new(),
+            ended: false,
+            warning: None,
+        })
+    }
+
+    /// What it is.
+    pub fn info(&self) -> &AudioInfo {
+        &self.info
+    }
+
+    /// After the end: why the audio ended early, if it did. What was readable was delivered. None for
+    /// streams that simply stop where that is normal.
+    pub fn warning(&self) -> Option<&str> {
+        self.warning.as_deref()
+    }
+
+    /// Seconds delivered so far.
+    pub fn seconds(&self) -> f64 {
+        self.given as f64 / f64::from(SAMPLE_RATE)
+    }
+
+    /// Appends some samples (16 kHz, mono; a tenth of a second or a packet, whichever is more). False
+    /// at the end: nothing more will come. Blocks on streams.
+    ///
+    /// # Errors
+    /// `TooLong`, `TooManyChannels`, `Unsupported` for a rate that makes no sense, `Broken` where more
+    /// packets were bad than good or the stream failed. The decoder has ended then.
+    pub fn read(&mut self, out: &mut Vec<f32>) -> Result<bool, AudioError> {
+        if self.ended {
+            return Ok(false);
+        }
+        let before = out.len();
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            while !self.ended && out.len() < before + ENOUGH {
+                self.step(out)?;
+            }
+            Ok(())
+        }))
+        .unwrap_or_else(|panic| Err(self.broken(panic_text(panic.as_ref()))));
+        self.given += (out.len() - before) as u64;
+        if result.is_ok() && self.seconds() > self.limits.max_seconds {
+            self.ended = true;
+            return Err(AudioError::TooLong { limit_s: self.limits.max_seconds });
+        }
+        self.ended |= result.is_err();
+        result.map(|()| !self.ended)
+    }
+
+    fn step(&mut self, out: &mut Vec<f32>) -> Result<(), AudioError> {
+        match self.format.next_packet() {
+            Ok(Some(packet)) if packet.track_id == self.track => self.take(&packet, out),
+            Ok(Some(_)) => self.idled(),
+            Ok(None) => self.finish(None, out),
+            // Another file follows in the same stream: chained Ogg.
+            Err(Error::ResetRequired) => match self.restart() {
+                Ok(()) => self.idled(),
+                Err(why) => self.finish(Some(format!("what follows cannot be read: {why}")), out),
+            },
+            Err(Error::IoError(error)) if error.kind() == ErrorKind::UnexpectedEof => {
+                let short = (!self.sniffed.unbounded).then(|| "the file ends early".to_owned());
+                self.finish(short, out)
+            }
+            Err(Error::IoError(error)) => Err(self.broken(error.to_string())),
+            Err(error) if self.good == 0 => Err(self.broken(error.to_string())),
+            Err(error) => self.finish(Some(format!("the file is damaged: {error}")), out),
+        }
+    }
+
+    fn take(&mut self, packet: &Packet, out: &mut Vec<f32>) -> Result<(), AudioError> {
+        let block = match self.codec.decode(packet) {
+            Ok(block) => block,
+            Err(why) => {
+                self.bad += 1;
+                if self.bad > self.good + MOST_BAD {
+                    return Err(self.broken(why));
+                }
+                return self.idled();
+            }
+        };
+        self.good += 1;
+        if block.samples.is_empty() {
+            return self.idled();
+        }
+        self.idle = 0;
+        self.mono.clear();
+        let is_other = (block.channels, block.rate) != (self.info.channels, self.info.rate);
+        if is_other || self.chain.is_none() {
+            check_channels(block.channels, self.limits)?;
+            let at = self.position.load(Ordering::Relaxed);
+            let resampler =
+                Resampler::new(block.rate).ok_or_else(|| pcm::unsupported_rate(block.rate, at))?;
+            let fresh = (Mixer::new(block.channels, block.rate), resampler);
+            if let Some(last) = self.chain.replace(fresh) {
+                drain(last, &mut self.mono, out);
+            }
+            (self.info.channels, self.info.rate) = (block.channels, block.rate);
+        }
+        self.decoded += (block.samples.len() / usize::from(block.channels.max(1))) as u64;
+        if let Some((mixer, resampler)) = &mut self.chain {
+            mixer.push(block.samples, &mut self.mono);
+            resampler.push(&self.mono, out);
+        }
+        Ok(())
+    }
+
+    /// Nothing came of a packet: fine, but not for ever.
+    fn idled(&mut self) -> Result<(), AudioError> {
+        self.idle += 1;
+        if self.idle > MOST_IDLE {
+            Err(self.broken("there is no end of empty packets".to_owned()))
+        } else {
+            Ok(())
+        }
+    }
+
+    fn restart(&mut self) -> Result<(), String> {
+        let at = self.position.load(Ordering::Relaxed);
+        let (_, track, params) =
+            choose(self.format.tracks(), self.info.container, at).map_err(|error| error.to_string())?;
+        self.codec =
+            Codec::new(params, Edit::default(), track.delay.is_some()).map_err(Failure::into_text)?;
+        self.track = track.id;
+        Ok(())
+    }
+
+    /// Delivers the rest; `short` is why it is not all there is, if so.
+    fn finish(&mut self, short: Option<String>, out: &mut Vec<f32>) -> Result<(), AudioError> {
+        self.ended = true;
+        if self.bad > self.good {
+            let why = format!("{} of {} packets could not be decoded", self.bad, self.bad + self.good);
+            return Err(self.broken(why));
+        }
+        self.mono.clear();
+        if let Some(last) = self.chain.take() {
+            drain(last, &mut self.mono, out);
+        }
+        let at = self.position.load(Ordering::Relaxed);
+        let promised = self.promised.unwrap_or(0);
+        self.warning = if let Some(why) = short {
+            Some(format!("{why}: at byte {at}"))
+        } else if self.sniffed.missing > 0 {
+            Some(format!("the file ends early: {} bytes are missing", self.sniffed.missing))
+        } else if self.decoded + 2 * 1152 < promised {
+            Some(format!("the file ends early: {} of {promised} samples are there", self.decoded))
+        } else if self.bad > 0 {
+            Some(format!("{} of {} packets could not be decoded", self.bad, self.bad + self.good))
+        } else {
+            None
+        };
+        Ok(())
+    }
+
+    fn broken(&self, why: String) -> AudioError {
+        AudioError::Broken {
+            found: format!("{} in {}", self.info.codec, self.info.container),
+            at: self.position.load(Ordering::Relaxed),
+            why,
+        }
+    }
+}
+
+/// Empties what waits in a chain.
+fn drain((mut mixer, mut resampler): (Mixer, Resampler), mono: &mut Vec<f32>, out: &mut Vec<f32>) {
+    mono.clear();
+    mixer.finish(mono);
+    resampler.push(mono, out);
+    resampler.finish(out);
+    mono.clear();
+}
+
+/// The first audio track that can be decoded, or the error that says what there is.
+fn choose<'a>(
+    tracks: &'a [Track],
+    container: &'static str,
+    at: u64,
+) -> Result<(usize, &'a Track, &'a AudioCodecParameters), AudioError> {
+    let audio = || {
+        tracks.iter().enumerate().filter_map(|(index, track)| {
+            track.codec_params.as_ref().and_then(|params| params.audio()).map(|params| (index, track, params))
+        })
+    };
+    let known = audio().find(|(.., params)| codec::is_known(params));
+    known.ok_or_else(|| match audio().next() {
+        Some((.., params)) if params.codec != CODEC_ID_NULL_AUDIO => {
+            AudioError::Unsupported { found: format!("{} in {container}", codec::name(params)), at }
+        }
+        Some(_) => AudioError::Unsupported { found: format!("an unknown codec in {container}"), at },
+        None => AudioError::NoAudioTrack { found: container },
+    })
+}
+
+fn check_channels(channels: u16, limits: AudioLimits) -> Result<(), AudioError> {
+    if channels == 0 || channels > limits.max_channels {
+        return Err(AudioError::TooManyChannels { channels, limit: limits.max_channels });
+    }
+    Ok(())
+}
+
+/// Why a container could not be opened.
+fn refused(error: Error, sniffed: Sniffed, unknown: String, at: u64) -> AudioError {
+    let Some(container) = sniffed.container else {
+        return AudioError::Unsupported { found: unknown, at: 0 };
+    };
+    let found = container.to_owned();
+    match error {
+        Error::Unsupported(what) if !what.contains("missing") => {
+            AudioError::Unsupported { found: format!("{found} ({what})"), at }
+        }
+        Error::IoError(error) if error.kind() == ErrorKind::UnexpectedEof => {
+            AudioError::Broken { found, at, why: "it ends within the header".to_owned() }
+        }
+        other => AudioError::Broken { found, at, why: other.to_string() },
+    }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
+    format!("the decoder failed: {}", text.unwrap_or("for an unknown reason"))
+}

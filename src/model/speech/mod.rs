@@ -1,0 +1,3 @@
+//! Speech: from the bytes of a recording to text.
+
+pub mod audio;
