@@ -192,7 +192,9 @@ impl Decoder {
                 Err(why) => self.finish(Some(format!("what follows cannot be read: {why}")), out),
             },
             Err(Error::IoError(error)) if error.kind() == ErrorKind::UnexpectedEof => {
-                let short = (!self.sniffed.unbounded).then(|| "the file ends early".to_owned());
+                let reached = self.position.load(Ordering::Relaxed);
+                let is_short = !self.sniffed.unbounded && self.sniffed.end.is_none_or(|end| reached < end);
+                let short = is_short.then(|| "the file ends early".to_owned());
                 self.finish(short, out)
             }
             Err(Error::IoError(error)) => Err(self.broken(error.to_string())),

@@ -3,8 +3,8 @@
 /// Blocks a second in which it is decided what the mix is.
 const BLOCKS: u32 = 50;
 
-/// How much of the energies survives a block: a memory of about 0.4 seconds.
-const MEMORY: f64 = 0.95;
+/// How much of the energies survives a block: after 0.4 seconds what was before no longer counts.
+const MEMORY: f64 = 0.8;
 
 /// A mean with less than this share of the louder channel's energy is cancelled out.
 const CANCELLED: f64 = 0.01;

@@ -10,19 +10,24 @@ pub(super) struct Data {
     pub(super) size: u32,
     /// The codec's number.
     pub(super) format: Option<u16>,
+    /// Where the format chunk begins to say what follows it, if it is so short that it does not.
+    pub(super) lacks_extension: Option<usize>,
 }
 
 /// Finds the data chunk in the first bytes of a file. None if it lies further on, or there is none.
 pub(super) fn data(head: &[u8]) -> Option<Data> {
     let mut at = 12usize;
-    let mut format = None;
+    let (mut format, mut lacks_extension) = (None, None);
     loop {
         let name = head.get(at..at.checked_add(4)?)?;
         let size = u32_at(head, at + 4)?;
         let start = at + 8;
         match name {
-            b"data" => return Some(Data { start, size, format }),
-            b"fmt " => format = format_of(head.get(start..)?, size),
+            b"data" => return Some(Data { start, size, format, lacks_extension }),
+            b"fmt " => {
+                format = format_of(head.get(start..)?, size);
+                lacks_extension = (size == 16).then_some(start + 16);
+            }
             _ => {}
         }
         // Chunks start at even bytes.

@@ -18,6 +18,8 @@ pub(super) struct Sniffed {
     pub(super) unbounded: bool,
     /// Bytes that the header promises and that are missing.
     pub(super) missing: u64,
+    /// Where everything ends, as the header says, if it does.
+    pub(super) end: Option<u64>,
 }
 
 /// What can be read, by the bytes at a place.
@@ -95,7 +97,7 @@ pub(super) fn sniff(input: &mut Input) -> Result<Sniffed, AudioError> {
         return unsupported(name);
     }
     let form = head.get(8..12).unwrap_or_default();
-    let mut sniffed = Sniffed { container: lookup(READ, head), unbounded: false, missing: 0 };
+    let mut sniffed = Sniffed { container: lookup(READ, head), unbounded: false, missing: 0, end: None };
     if head.starts_with(b"RIFF") && form == b"WAVE" {
         sniffed.container = Some("wav");
         wav(input, &mut sniffed).map_err(unreadable)?;
@@ -106,7 +108,8 @@ pub(super) fn sniff(input: &mut Input) -> Result<Sniffed, AudioError> {
     } else if head.starts_with(b"FORM") && (form == b"AIFF" || form == b"AIFC") {
         sniffed.container = Some("aiff");
     } else if sniffed.container == Some("webm") {
-        sniffed.unbounded = matroska_is_unbounded(head);
+        sniffed.end = matroska_end(head);
+        sniffed.unbounded = sniffed.end.is_none();
         if contains(head, b"matroska") {
             sniffed.container = Some("matroska");
         }
@@ -124,7 +127,15 @@ pub(super) fn unknown(head: &[u8]) -> String {
 
 /// Sizes that are missing or wrong become what there is.
 fn wav(input: &mut Input, sniffed: &mut Sniffed) -> std::io::Result<()> {
-    let length = input.whole().map(|bytes| bytes.len());
+    let mut length = input.whole().map(|bytes| bytes.len());
+    // G.711 without the (empty) extension of its format is common, but refused by the reader.
+    if let Some(riff::Data { format: Some(6 | 7), lacks_extension: Some(at), .. }) =
+        riff::data(input.head(HEADER)?)
+    {
+        input.insert(at, &[0, 0]);
+        input.overwrite(at - 20, 18u32.to_le_bytes());
+        length = length.map(|length| length + 2);
+    }
     let head = input.head(HEADER)?;
     let declared = head.get(4..8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_le_bytes);
     let Some(data) = riff::data(head) else {
@@ -146,17 +157,15 @@ fn wav(input: &mut Input, sniffed: &mut Sniffed) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Whether the segment of a Matroska file has no size, as browsers record it.
-fn matroska_is_unbounded(head: &[u8]) -> bool {
-    let Some(at) = head.windows(4).position(|window| window == b"\x18\x53\x80\x67") else {
-        return false;
-    };
-    let size = head.get(at + 4..).unwrap_or_default();
-    match size.first() {
-        Some(0xff) => true,
-        Some(0x01) => size.get(1..8).is_some_and(|rest| rest.iter().all(|byte| *byte == 0xff)),
-        _ => false,
-    }
+/// Where the segment of a Matroska file ends. None where it has no size, as browsers record it.
+fn matroska_end(head: &[u8]) -> Option<u64> {
+    let at = head.windows(4).position(|window| window == b"\x18\x53\x80\x67")? + 4;
+    let first = *head.get(at)?;
+    let length = first.leading_zeros() as usize + 1;
+    let rest = head.get(at + 1..at.checked_add(length)?)?;
+    let most = (1u64 << (7 * length.min(8))) - 1;
+    let size = rest.iter().fold(u64::from(first), |size, byte| size << 8 | u64::from(*byte)) & most;
+    (size != most).then(|| (at + length) as u64 + size)
 }
 
 fn lookup(table: &[(usize, &[u8], &'static str)], head: &[u8]) -> Option<&'static str> {

@@ -67,6 +67,27 @@ impl Input {
         self.patches.push((at as u64, bytes));
     }
 
+    /// Puts `extra` in at byte `at` of the first bytes. The input cannot go back any more then.
+    pub(super) fn insert(&mut self, at: usize, extra: &[u8]) {
+        if let Kind::Memory(bytes) = &mut self.kind {
+            let head = bytes.split_to(at.min(bytes.len())).to_vec();
+            self.kind = Kind::Stream(head, Box::new(io::Cursor::new(std::mem::take(bytes))));
+        }
+        if let Kind::Stream(head, _) = &mut self.kind {
+            let at = at.min(head.len());
+            head.splice(at..at, extra.iter().copied());
+        }
+    }
+
+    /// The four bytes from `at` on become `bytes`, also for [`Self::head`], after [`Self::insert`].
+    pub(super) fn overwrite(&mut self, at: usize, bytes: [u8; 4]) {
+        if let Kind::Stream(head, _) = &mut self.kind
+            && let Some(target) = head.get_mut(at..at + 4)
+        {
+            target.copy_from_slice(&bytes);
+        }
+    }
+
     /// Tells how far has been read, also when the input itself is owned by a reader.
     pub(super) fn position(&self) -> Position {
         Arc::clone(&self.reached)
