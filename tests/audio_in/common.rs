@@ -131,3 +131,8 @@ pub fn sine(hertz: f64, rate: u32, seconds: f64) -> Vec<f32> {
         .map(|index| ((index as f64 * turn).sin() * 0.5) as f32)
         .collect()
 }
+
+/// How often a property is tried: `default` times, or as `PROPTEST_CASES` says.
+pub fn cases(default: u32) -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(default)
+}

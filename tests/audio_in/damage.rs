@@ -124,6 +124,11 @@ fn holes_are_skipped_and_counted() {
         file[middle..middle + length / 20].fill(0x55);
         if let Some((samples, _, warning)) = survives(file) {
             println!("{name}: {} samples, {warning:?}", samples.len());
+            assert!(
+                samples.len() > 80_000 && warning.is_some(),
+                "{name}: {} samples, {warning:?}",
+                samples.len()
+            );
         }
     }
 }
@@ -157,7 +162,7 @@ fn he_aac_is_refused() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(ProptestConfig { cases: cases(60), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn changed_bytes_never_panic(

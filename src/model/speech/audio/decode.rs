@@ -48,6 +48,10 @@ pub struct Decoder {
     good: u64,
     bad: u64,
     idle: u32,
+    /// When the next packet is due, in the track's units; None where packets have no exact times.
+    due: Option<i64>,
+    /// Places where packets are missing.
+    gaps: u64,
     mono: Vec<f32>,
     ended: bool,
     warning: Option<String>,
@@ -132,6 +136,8 @@ impl Decoder {
             good: 0,
             bad: 0,
             idle: 0,
+            due: None,
+            gaps: 0,
             mono: Vec::new(),
             ended: false,
             warning: None,
@@ -204,6 +210,7 @@ impl Decoder {
     }
 
     fn take(&mut self, packet: &Packet, out: &mut Vec<f32>) -> Result<(), AudioError> {
+        self.look_for_gap(packet);
         let block = match self.codec.decode(packet) {
             Ok(block) => block,
             Err(why) => {
@@ -240,6 +247,16 @@ impl Decoder {
         Ok(())
     }
 
+    /// Damaged pages and frames are passed over by these readers without a word.
+    fn look_for_gap(&mut self, packet: &Packet) {
+        if !matches!(self.info.container, "ogg" | "flac") {
+            return;
+        }
+        let (start, length) = (packet.pts.get(), packet.block_dur().get().try_into().unwrap_or(0i64));
+        self.gaps += u64::from(self.due.is_some_and(|due| start > due.saturating_add(length)));
+        self.due = Some(start.saturating_add(length));
+    }
+
     /// Nothing came of a packet: fine, but not for ever.
     fn idled(&mut self) -> Result<(), AudioError> {
         self.idle += 1;
@@ -257,6 +274,7 @@ impl Decoder {
         self.codec =
             Codec::new(params, Edit::default(), track.delay.is_some()).map_err(Failure::into_text)?;
         self.track = track.id;
+        self.due = None;
         Ok(())
     }
 
@@ -281,6 +299,8 @@ impl Decoder {
             Some(format!("the file ends early: {} of {promised} samples are there", self.decoded))
         } else if self.bad > 0 {
             Some(format!("{} of {} packets could not be decoded", self.bad, self.bad + self.good))
+        } else if self.gaps > 0 {
+            Some(format!("parts are missing in {} places", self.gaps))
         } else {
             None
         };

@@ -110,8 +110,12 @@ pub(super) fn sniff(input: &mut Input) -> Result<Sniffed, AudioError> {
     } else if sniffed.container == Some("webm") {
         sniffed.end = matroska_end(head);
         sniffed.unbounded = sniffed.end.is_none();
-        if contains(head, b"matroska") {
-            sniffed.container = Some("matroska");
+        let is_webm = !contains(head, b"matroska");
+        sniffed.container = Some(if is_webm { "webm" } else { "matroska" });
+        // With the whole file at hand the reader would look for an index behind its end, and give up.
+        let there = input.whole().map(|bytes| bytes.len() as u64);
+        if sniffed.end.zip(there).is_some_and(|(end, there)| end > there) {
+            input.insert(0, &[]);
         }
     } else if sniffed.container.is_none() && is_text(head) {
         return unsupported("text");
