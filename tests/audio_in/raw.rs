@@ -71,7 +71,7 @@ fn strange_values_and_formats() {
 #[test]
 fn a_reader_can_be_used_again() {
     let format = PcmFormat { encoding: PcmEncoding::MuLaw, rate: 8_000, channels: 2 };
-    let bytes: Vec<u8> = (0..20_001u32).map(|index| (index * 7919 >> 3) as u8).collect();
+    let bytes: Vec<u8> = (0..20_001u32).map(|index| ((index * 7919) >> 3) as u8).collect();
     let mut reader = PcmReader::new(format).unwrap_or_else(|error| panic!("{error}"));
     let (mut first, mut second) = (Vec::new(), Vec::new());
     for out in [&mut first, &mut second] {

@@ -1,7 +1,8 @@
 //! Packets of one track to samples: which decoder, and what to cut off at both ends.
 
+use symphonia::core::codecs::audio::well_known as ids;
 use symphonia::core::codecs::audio::well_known::{CODEC_ID_AAC, CODEC_ID_MP3, CODEC_ID_OPUS};
-use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoder, AudioDecoderOptions};
+use symphonia::core::codecs::audio::{AudioCodecId, AudioCodecParameters, AudioDecoder, AudioDecoderOptions};
 use symphonia::core::errors::Error;
 use symphonia::core::packet::Packet;
 
@@ -187,9 +188,28 @@ pub(super) fn name(params: &AudioCodecParameters) -> String {
     match (params.codec, known) {
         (CODEC_ID_OPUS, _) => "opus".to_owned(),
         (_, Some(known)) => known.codec.info.short_name.to_owned(),
-        (other, None) => format!("a codec without a decoder ({other})"),
+        (other, None) => {
+            let name = UNREAD.iter().find(|(id, _)| *id == other).map(|(_, name)| (*name).to_owned());
+            name.unwrap_or_else(|| format!("a codec without a decoder ({other})"))
+        }
     }
 }
+
+/// Codecs that containers hold and that are not read.
+const UNREAD: &[(AudioCodecId, &str)] = &[
+    (ids::CODEC_ID_AC3, "AC-3"),
+    (ids::CODEC_ID_AC4, "AC-4"),
+    (ids::CODEC_ID_ADPCM_G722, "G.722"),
+    (ids::CODEC_ID_ADPCM_G726, "G.726"),
+    (ids::CODEC_ID_DCA, "DTS"),
+    (ids::CODEC_ID_EAC3, "E-AC-3"),
+    (ids::CODEC_ID_MP1, "MPEG layer I"),
+    (ids::CODEC_ID_MP2, "MPEG layer II"),
+    (ids::CODEC_ID_SPEEX, "Speex"),
+    (ids::CODEC_ID_TRUEHD, "TrueHD"),
+    (ids::CODEC_ID_WAVPACK, "WavPack"),
+    (ids::CODEC_ID_WMA, "WMA"),
+];
 
 /// Whether there is a decoder for a track.
 pub(super) fn is_known(params: &AudioCodecParameters) -> bool {
