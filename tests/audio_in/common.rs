@@ -93,7 +93,8 @@ pub fn short_wav(samples: &[f32], rate: u32) -> Vec<u8> {
     riff(&format(1, 1, rate, 16), &data)
 }
 
-/// The lag within `most` samples at which `heard` is most like three seconds of `wanted`, and the correlation there.
+/// The lag within `most` samples at which `heard` is most like three seconds of `wanted`, and the
+/// correlation there.
 pub fn best_lag(wanted: &[f32], heard: &[f32], most: usize) -> (i64, f64) {
     let part = &wanted[16_000..(64_000).min(wanted.len() - most)];
     let at_lag = |lag: i64| {

@@ -167,12 +167,16 @@ fn he_aac_is_refused() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(60), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: cases(60), failure_persistence: None, ..ProptestConfig::default()
+    })]
 
     #[test]
     fn changed_bytes_never_panic(
         name in proptest::sample::select(CLIPS.to_vec()),
-        changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>(), any::<bool>()), 1..40),
+        changes in proptest::collection::vec(
+            (any::<proptest::sample::Index>(), any::<u8>(), any::<bool>()), 1..40,
+        ),
         length in 2_000usize..30_000,
     ) {
         let file = clip(name);

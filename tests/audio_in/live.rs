@@ -175,3 +175,15 @@ fn a_stream_that_fails_is_an_error() {
         );
     }
 }
+
+#[test]
+#[ignore = "prints speeds"]
+fn speed() {
+    for name in CLIPS {
+        let (file, start) = (clip(name), std::time::Instant::now());
+        for _ in 0..5 {
+            audio(file.clone());
+        }
+        println!("{name}: {:.0} times as fast as it is spoken", 55.0 / start.elapsed().as_secs_f64());
+    }
+}

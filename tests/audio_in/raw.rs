@@ -83,7 +83,9 @@ fn a_reader_can_be_used_again() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(40), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: cases(40), failure_persistence: None, ..ProptestConfig::default()
+    })]
 
     #[test]
     fn it_does_not_matter_how_bytes_are_cut(

@@ -1,14 +1,12 @@
 //! The loop: packets out of the container, samples out of packets, one channel at 16 kHz out of those.
 
-use std::any::Any;
 use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
-use symphonia::core::codecs::audio::{AudioCodecParameters, CODEC_ID_NULL_AUDIO};
 use symphonia::core::errors::Error;
 use symphonia::core::formats::probe::Hint;
-use symphonia::core::formats::{FormatOptions, FormatReader, Track};
+use symphonia::core::formats::{FormatOptions, FormatReader};
 use symphonia::core::io::MediaSourceStream;
 use symphonia::core::meta::MetadataOptions;
 use symphonia::core::packet::Packet;
@@ -19,6 +17,7 @@ use super::mix::Mixer;
 use super::resample::Resampler;
 use super::sniff::{self, Sniffed};
 use super::source::{Input, Position};
+use super::tracks::{check_channels, choose, panic_text, refused};
 use super::{AudioError, AudioInfo, AudioLimits, SAMPLE_RATE, Source, pcm};
 
 /// [`Decoder::read`] comes back with so many samples at least.
@@ -323,54 +322,4 @@ fn drain((mut mixer, mut resampler): (Mixer, Resampler), mono: &mut Vec<f32>, ou
     resampler.push(mono, out);
     resampler.finish(out);
     mono.clear();
-}
-
-/// The first audio track that can be decoded, or the error that says what there is.
-fn choose<'a>(
-    tracks: &'a [Track],
-    container: &'static str,
-    at: u64,
-) -> Result<(usize, &'a Track, &'a AudioCodecParameters), AudioError> {
-    let audio = || {
-        tracks.iter().enumerate().filter_map(|(index, track)| {
-            track.codec_params.as_ref().and_then(|params| params.audio()).map(|params| (index, track, params))
-        })
-    };
-    let known = audio().find(|(.., params)| codec::is_known(params));
-    known.ok_or_else(|| match audio().next() {
-        Some((.., params)) if params.codec != CODEC_ID_NULL_AUDIO => {
-            AudioError::Unsupported { found: format!("{} in {container}", codec::name(params)), at }
-        }
-        Some(_) => AudioError::Unsupported { found: format!("an unknown codec in {container}"), at },
-        None => AudioError::NoAudioTrack { found: container },
-    })
-}
-
-fn check_channels(channels: u16, limits: AudioLimits) -> Result<(), AudioError> {
-    if channels == 0 || channels > limits.max_channels {
-        return Err(AudioError::TooManyChannels { channels, limit: limits.max_channels });
-    }
-    Ok(())
-}
-
-/// Why a container could not be opened.
-fn refused(error: Error, sniffed: Sniffed, unknown: String, at: u64) -> AudioError {
-    let Some(container) = sniffed.container else {
-        return AudioError::Unsupported { found: unknown, at: 0 };
-    };
-    let found = container.to_owned();
-    match error {
-        Error::Unsupported(what) if !what.contains("missing") => {
-            AudioError::Unsupported { found: format!("{found} ({what})"), at }
-        }
-        Error::IoError(error) if error.kind() == ErrorKind::UnexpectedEof => {
-            AudioError::Broken { found, at, why: "it ends within the header".to_owned() }
-        }
-        other => AudioError::Broken { found, at, why: other.to_string() },
-    }
-}
-
-fn panic_text(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
-    format!("the decoder failed: {}", text.unwrap_or("for an unknown reason"))
 }

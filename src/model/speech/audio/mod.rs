@@ -18,6 +18,7 @@ mod resample;
 mod riff;
 mod sniff;
 mod source;
+mod tracks;
 
 pub use decode::Decoder;
 pub use pcm::{PcmEncoding, PcmFormat, PcmReader};
