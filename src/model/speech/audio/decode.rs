@@ -17,17 +17,12 @@ use super::mix::Mixer;
 use super::resample::Resampler;
 use super::sniff::{self, Sniffed};
 use super::source::{Input, Position};
+use super::tally::Tally;
 use super::tracks::{check_channels, choose, panic_text, refused};
 use super::{AudioError, AudioInfo, AudioLimits, SAMPLE_RATE, Source, pcm};
 
 /// [`Decoder::read`] comes back with so many samples at least.
 const ENOUGH: usize = SAMPLE_RATE as usize / 10;
-
-/// Packets in a row without a sample after which a file is taken for hostile.
-const MOST_IDLE: u32 = 200_000;
-
-/// So many more bad packets than good ones, and the rest need not be tried.
-const MOST_BAD: u64 = 2_000;
 
 /// Reads a recording as 16 kHz mono, block by block.
 pub struct Decoder {
@@ -40,17 +35,9 @@ pub struct Decoder {
     chain: Option<(Mixer, Resampler)>,
     sniffed: Sniffed,
     position: Position,
-    /// Frames at the file's rate that an exact header promises.
-    promised: Option<u64>,
-    decoded: u64,
+    tally: Tally,
+    /// Samples given, at 16 kHz.
     given: u64,
-    good: u64,
-    bad: u64,
-    idle: u32,
-    /// When the next packet is due, in the track's units; None where packets have no exact times.
-    due: Option<i64>,
-    /// Places where packets are missing.
-    gaps: u64,
     mono: Vec<f32>,
     ended: bool,
     warning: Option<String>,
@@ -119,6 +106,7 @@ impl Decoder {
         };
         check_channels(channels.max(1), limits)?;
         let promised = if container == "mp3" && lame { track.num_frames } else { None };
+        let tally = Tally::new(promised, matches!(container, "ogg" | "flac"));
         let track = track.id;
         Ok(Self {
             info,
@@ -129,14 +117,8 @@ impl Decoder {
             chain: None,
             sniffed,
             position,
-            promised,
-            decoded: 0,
+            tally,
             given: 0,
-            good: 0,
-            bad: 0,
-            idle: 0,
-            due: None,
-            gaps: 0,
             mono: Vec::new(),
             ended: false,
             warning: None,
@@ -203,28 +185,22 @@ impl Decoder {
                 self.finish(short, out)
             }
             Err(Error::IoError(error)) => Err(self.broken(error.to_string())),
-            Err(error) if self.good == 0 => Err(self.broken(error.to_string())),
+            Err(error) if !self.tally.any_good() => Err(self.broken(error.to_string())),
             Err(error) => self.finish(Some(format!("the file is damaged: {error}")), out),
         }
     }
 
     fn take(&mut self, packet: &Packet, out: &mut Vec<f32>) -> Result<(), AudioError> {
-        self.look_for_gap(packet);
+        self.tally.arrived(packet);
         let block = match self.codec.decode(packet) {
             Ok(block) => block,
-            Err(why) => {
-                self.bad += 1;
-                if self.bad > self.good + MOST_BAD {
-                    return Err(self.broken(why));
-                }
-                return self.idled();
-            }
+            Err(_) if self.tally.bad() => return self.idled(),
+            Err(why) => return Err(self.broken(why)),
         };
-        self.good += 1;
+        self.tally.good(block.samples.len() / usize::from(block.channels.max(1)));
         if block.samples.is_empty() {
             return self.idled();
         }
-        self.idle = 0;
         self.mono.clear();
         let is_other = (block.channels, block.rate) != (self.info.channels, self.info.rate);
         if is_other || self.chain.is_none() {
@@ -238,7 +214,6 @@ impl Decoder {
             }
             (self.info.channels, self.info.rate) = (block.channels, block.rate);
         }
-        self.decoded += (block.samples.len() / usize::from(block.channels.max(1))) as u64;
         if let Some((mixer, resampler)) = &mut self.chain {
             mixer.push(block.samples, &mut self.mono);
             resampler.push(&self.mono, out);
@@ -246,24 +221,12 @@ impl Decoder {
         Ok(())
     }
 
-    /// Damaged pages and frames are passed over by these readers without a word.
-    fn look_for_gap(&mut self, packet: &Packet) {
-        if !matches!(self.info.container, "ogg" | "flac") {
-            return;
-        }
-        let (start, length) = (packet.pts.get(), packet.block_dur().get().try_into().unwrap_or(0i64));
-        self.gaps += u64::from(self.due.is_some_and(|due| start > due.saturating_add(length)));
-        self.due = Some(start.saturating_add(length));
-    }
-
-    /// Nothing came of a packet: fine, but not for ever.
+    /// Nothing came of a packet.
     fn idled(&mut self) -> Result<(), AudioError> {
-        self.idle += 1;
-        if self.idle > MOST_IDLE {
-            Err(self.broken("there is no end of empty packets".to_owned()))
-        } else {
-            Ok(())
+        if self.tally.idled() {
+            return Ok(());
         }
+        Err(self.broken("there is no end of empty packets".to_owned()))
     }
 
     fn restart(&mut self) -> Result<(), String> {
@@ -273,15 +236,14 @@ impl Decoder {
         self.codec =
             Codec::new(params, Edit::default(), track.delay.is_some()).map_err(Failure::into_text)?;
         self.track = track.id;
-        self.due = None;
+        self.tally.restarted();
         Ok(())
     }
 
     /// Delivers the rest; `short` is why it is not all there is, if so.
     fn finish(&mut self, short: Option<String>, out: &mut Vec<f32>) -> Result<(), AudioError> {
         self.ended = true;
-        if self.bad > self.good {
-            let why = format!("{} of {} packets could not be decoded", self.bad, self.bad + self.good);
+        if let Some(why) = self.tally.mostly_bad() {
             return Err(self.broken(why));
         }
         self.mono.clear();
@@ -289,20 +251,11 @@ impl Decoder {
             drain(last, &mut self.mono, out);
         }
         let at = self.position.load(Ordering::Relaxed);
-        let promised = self.promised.unwrap_or(0);
-        self.warning = if let Some(why) = short {
-            Some(format!("{why}: at byte {at}"))
-        } else if self.sniffed.missing > 0 {
-            Some(format!("the file ends early: {} bytes are missing", self.sniffed.missing))
-        } else if self.decoded + 2 * 1152 < promised {
-            Some(format!("the file ends early: {} of {promised} samples are there", self.decoded))
-        } else if self.bad > 0 {
-            Some(format!("{} of {} packets could not be decoded", self.bad, self.bad + self.good))
-        } else if self.gaps > 0 {
-            Some(format!("parts are missing in {} places", self.gaps))
-        } else {
-            None
-        };
+        let missing = self.sniffed.missing;
+        self.warning = short
+            .map(|why| format!("{why}: at byte {at}"))
+            .or_else(|| (missing > 0).then(|| format!("the file ends early: {missing} bytes are missing")))
+            .or_else(|| self.tally.remark());
         Ok(())
     }
 

@@ -18,6 +18,7 @@ mod resample;
 mod riff;
 mod sniff;
 mod source;
+mod tally;
 mod tracks;
 
 pub use decode::Decoder;
@@ -74,7 +75,8 @@ pub struct AudioInfo {
     pub codec: String,
     /// Channels: as the header says until the first samples are read, 0 where it does not.
     pub channels: u16,
-    /// Samples a second and channel: as the header says until the first samples are read, 0 where it does not.
+    /// Samples a second and channel: as the header says until the first samples are read, 0 where it does
+    /// not.
     pub rate: u32,
 }
 
