@@ -38,6 +38,10 @@ native: ## prepare MLX where it does not build itself (PROJECT=path for an appli
 model: ## fetch and verify the demo model; its path is the last line
 	@native/model.sh
 
+.PHONY: speech-model
+speech-model: ## fetch and verify the demo speech model (Whisper tiny.en); its folder is the last line
+	@native/speech-model.sh
+
 # Debian's browser, for the one test of the page; elsewhere that test says that it was skipped.
 .PHONY: browser
 browser:
@@ -54,6 +58,7 @@ sdk: $(SDK_STAMP)
 .PHONY: test-setup
 test-setup: native browser sdk
 	@native/model.sh > /dev/null
+	@native/speech-model.sh > /dev/null
 
 # With the scripted engine nothing is computed: our own code is compiled without optimisation there, which saves minutes.
 FAKE := --no-default-features --features fake --config profile.dev.package.greenroom.opt-level=0
@@ -67,6 +72,7 @@ test: test-setup ## all tests but the long ones
 .PHONY: test-full
 test-full: test-setup ## the long tests as well
 	@native/gemma.sh > /dev/null
+	@native/speech-model.sh base > /dev/null
 	@native/tokenizers.sh > /dev/null
 	$(SDK_PYTHON) $(CARGO) test --release -- --include-ignored
 

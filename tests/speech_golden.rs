@@ -42,7 +42,11 @@ fn greedy(
         if tokens.is_empty() {
             not_first.iter().for_each(|id| last[*id as usize] = f32::NEG_INFINITY);
         }
-        let (best, max) = last.iter().copied().enumerate().fold((0, f32::MIN), |a, (i, x)| if x > a.1 { (i, x) } else { a });
+        let (best, max) = last
+            .iter()
+            .copied()
+            .enumerate()
+            .fold((0, f32::MIN), |a, (i, x)| if x > a.1 { (i, x) } else { a });
         let sum: f32 = last.iter().map(|x| (x - max).exp()).sum();
         tokens.push(best as u32);
         logprobs.push(-sum.ln());
@@ -71,7 +75,9 @@ fn compare(model: &str, golden: &str, kv: KvType) {
     let mut engine = loaded.engine.start().unwrap();
     let (mut same, mut worst, mut count) = (0, 0.0_f32, 0);
     for (clip, expected) in golden["clips"].as_object().unwrap() {
-        let numbers = |key: &str| expected[key].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect::<Vec<_>>();
+        let numbers = |key: &str| {
+            expected[key].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect::<Vec<_>>()
+        };
         let expected_tokens: Vec<u32> = numbers("tokens").iter().map(|x| *x as u32).collect();
         let prompt = expected.get("prompt").or(golden.get("prompt")).and_then(Value::as_array).unwrap();
         let prompt: Vec<u32> = prompt.iter().map(|x| x.as_u64().unwrap() as u32).collect();
@@ -94,12 +100,16 @@ fn compare(model: &str, golden: &str, kv: KvType) {
         let got = got[..got.len().min(expected_tokens.len())].to_vec();
         if got == expected_tokens {
             same += 1;
-            let off = logprobs.iter().zip(numbers("logprobs")).map(|(got, want)| (f64::from(*got) - want).abs());
+            let off =
+                logprobs.iter().zip(numbers("logprobs")).map(|(got, want)| (f64::from(*got) - want).abs());
             let off = off.fold(0.0, f64::max) as f32;
             println!("  off by {off}");
             worst = worst.max(off);
             let want = expected["no_speech_prob"].as_f64().unwrap();
-            assert!((f64::from(silence) - want).abs() < 0.01 * want + 2e-4, "{clip}: no speech {silence}, {want}");
+            assert!(
+                (f64::from(silence) - want).abs() < 0.01 * want + 2e-4,
+                "{clip}: no speech {silence}, {want}"
+            );
         } else {
             println!("  {got:?}\n  {expected_tokens:?}");
         }

@@ -90,5 +90,8 @@ pub fn speech_model(name: &str) -> PathBuf {
 pub fn samples(name: &str) -> Vec<f32> {
     let bytes = std::fs::read(data("audio").join(name)).expect("a clip");
     let at = bytes.windows(4).position(|four| four == b"data").expect("a data chunk") + 8;
-    bytes[at..].chunks_exact(2).map(|pair| f32::from(i16::from_le_bytes([pair[0], pair[1]])) / 32768.0).collect()
+    bytes[at..]
+        .chunks_exact(2)
+        .map(|pair| f32::from(i16::from_le_bytes([pair[0], pair[1]])) / 32768.0)
+        .collect()
 }

@@ -107,7 +107,12 @@ impl SpeechOps for CpuOps {
         memory.ok_or_else(|| device(format!("no memory for keys and values of {positions} positions")))
     }
 
-    fn remember(&mut self, memory: &mut CpuMemory, first: usize, keys_values: &Tensor) -> Result<(), EngineError> {
+    fn remember(
+        &mut self,
+        memory: &mut CpuMemory,
+        first: usize,
+        keys_values: &Tensor,
+    ) -> Result<(), EngineError> {
         if memory.write(self.machine(), first, keys_values.tokens(), keys_values.data()) {
             return Ok(());
         }

@@ -39,7 +39,10 @@ impl EngineCell {
     ///
     /// # Errors
     /// `Unloaded` without one; what `act` says.
-    pub fn with<R>(&self, act: impl FnOnce(&mut dyn SpeechEngine) -> Result<R, EngineError>) -> Result<R, SpeechError> {
+    pub fn with<R>(
+        &self,
+        act: impl FnOnce(&mut dyn SpeechEngine) -> Result<R, EngineError>,
+    ) -> Result<R, SpeechError> {
         let mut engine = self.0.borrow_mut();
         let engine = engine.as_deref_mut().ok_or(SpeechError::Unloaded)?;
         Ok(act(engine)?)

@@ -150,7 +150,9 @@ impl<C: Compute> WindowTask<'_, C> {
             });
         }
         loop {
-            for (index, candidate) in candidates.iter_mut().enumerate().filter(|(_, candidate)| !candidate.done) {
+            for (index, candidate) in
+                candidates.iter_mut().enumerate().filter(|(_, candidate)| !candidate.done)
+            {
                 rules.apply(&mut candidate.logits, &candidate.tokens);
                 let total = rules::log_sum_exp(&candidate.logits);
                 let at = [self.number, rung, index as u64, candidate.tokens.len() as u64];

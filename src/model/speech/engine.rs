@@ -35,7 +35,8 @@ impl<O: SpeechOps + 'static> PreparedSpeech for Prepared<O> {
     fn start(self: Box<Self>) -> Result<Box<dyn SpeechEngine>, EngineError> {
         let Self { config, packed, element_bytes } = *self;
         let dims = packed.dims;
-        let kv = KvShape { layers: dims.decoder_layers, kv_heads: dims.heads, head_dim: dims.width / dims.heads };
+        let kv =
+            KvShape { layers: dims.decoder_layers, kv_heads: dims.heads, head_dim: dims.width / dims.heads };
         let token = 2 * (kv.layers * dims.width) as u64 * element_bytes;
         // Beyond the positions: a row's last block, and a copy while it grows.
         let context = u32::try_from(dims.text_context).unwrap_or(u32::MAX);
@@ -78,7 +79,12 @@ impl<O: SpeechOps> OpsEngine<O> {
     }
 
     /// Logits of some packed indices, each `[vocabulary]`.
-    fn logits(&mut self, hidden: &O::T, tokens: usize, picked: &[usize]) -> Result<Vec<Vec<f32>>, EngineError> {
+    fn logits(
+        &mut self,
+        hidden: &O::T,
+        tokens: usize,
+        picked: &[usize],
+    ) -> Result<Vec<Vec<f32>>, EngineError> {
         if picked.is_empty() {
             self.ops.settle(&[hidden], None)?;
             return Ok(Vec::new());
@@ -87,7 +93,8 @@ impl<O: SpeechOps> OpsEngine<O> {
         let few = match all {
             true => None,
             false => {
-                let rows = picked.iter().map(|at| self.ops.slice(hidden, *at..*at + 1)).collect::<Result<_, _>>()?;
+                let rows =
+                    picked.iter().map(|at| self.ops.slice(hidden, *at..*at + 1)).collect::<Result<_, _>>()?;
                 Some(self.ops.join(rows)?)
             }
         };
@@ -157,7 +164,11 @@ impl<O: SpeechOps> SpeechEngine for OpsEngine<O> {
             let len = u32::try_from(row.tokens.len()).unwrap_or(u32::MAX);
             let end = row.start.saturating_add(len);
             if row.tokens.is_empty() || end as usize > self.model.dims().text_context {
-                return Err(invalid(format!("{len} tokens at {} of {}", row.start, self.model.dims().text_context)));
+                return Err(invalid(format!(
+                    "{len} tokens at {} of {}",
+                    row.start,
+                    self.model.dims().text_context
+                )));
             }
             self.kv.reserve(row.sequence, end)?;
             tokens.extend_from_slice(row.tokens);
@@ -180,7 +191,12 @@ impl<O: SpeechOps> SpeechEngine for OpsEngine<O> {
             self.kv.commit(row.sequence, row.start + u32::try_from(row.tokens.len()).unwrap_or(u32::MAX))?;
         }
         let outs = picked.iter().zip(scores);
-        Ok(outs.map(|(picked, scores)| SpeechOut { logits: logits.by_ref().take(picked.len()).collect(), scores }).collect())
+        Ok(outs
+            .map(|(picked, scores)| SpeechOut {
+                logits: logits.by_ref().take(picked.len()).collect(),
+                scores,
+            })
+            .collect())
     }
 
     fn weight_bytes(&self) -> u64 {

@@ -5,6 +5,7 @@
 //! of a window and of a whole recording, written over [`Compute`] so that the service decides who
 //! computes when.
 
+pub mod audio;
 pub mod compute;
 pub mod decode;
 pub mod engine;
@@ -12,6 +13,10 @@ pub mod mel;
 pub mod options;
 pub mod rules;
 pub mod segments;
+#[cfg_attr(
+    not(any(feature = "cpu", feature = "mlx")),
+    allow(unused_variables, reason = "without a backend nothing is packed")
+)]
 pub mod source;
 pub mod tokens;
 pub mod vad;

@@ -97,7 +97,10 @@ fn exp_of_negative(x: f32) -> f32 {
     let clamped = x.max(-87.0);
     let n = (clamped * std::f32::consts::LOG2_E + ROUND) - ROUND;
     let r = clamped - n * 0.693_359_4 + n * 2.121_944_4e-4;
-    let p = ((((1.987_569_1e-4 * r + 1.398_2e-3) * r + 8.333_452e-3) * r + 4.166_579_6e-2) * r + 0.166_666_65) * r + 0.5;
+    let p = ((((1.987_569_1e-4 * r + 1.398_2e-3) * r + 8.333_452e-3) * r + 4.166_579_6e-2) * r
+        + 0.166_666_65)
+        * r
+        + 0.5;
     let y = p * r * r + r + 1.0;
     // `n` is an integer between −126 and 0.
     let scale = f32::from_bits((((n + 127.0) as i32) as u32) << 23);
@@ -139,7 +142,11 @@ pub fn best(logits: &[f32]) -> Option<(u32, f32)> {
 pub fn top(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
     let mut found: Vec<(u32, f32)> = Vec::with_capacity(count + 1);
     for (id, logit) in (0_u32..).zip(logits) {
-        let worst = if found.len() < count { f32::NEG_INFINITY } else { found.last().map_or(f32::NEG_INFINITY, |f| f.1) };
+        let worst = if found.len() < count {
+            f32::NEG_INFINITY
+        } else {
+            found.last().map_or(f32::NEG_INFINITY, |f| f.1)
+        };
         if *logit > worst {
             let at = found.partition_point(|(_, other)| other >= logit);
             found.insert(at, (id, *logit));
@@ -219,6 +226,8 @@ mod tests {
     #[test]
     fn loops_compress() {
         assert!(compression_ratio(&"thank you ".repeat(20)) > 2.4);
-        assert!(compression_ratio("And so my fellow Americans ask not what your country can do for you") < 1.5);
+        assert!(
+            compression_ratio("And so my fellow Americans ask not what your country can do for you") < 1.5
+        );
     }
 }

@@ -4,12 +4,14 @@ use std::path::{Path, PathBuf};
 
 use crate::config::Config;
 use crate::model::load::{self, whisper::WhisperFiles};
-use crate::model::source::{Backend, choose, not_compiled};
+#[allow(unused_imports, reason = "with all backends nothing is missing")]
+use crate::model::source::not_compiled;
+use crate::model::source::{Backend, choose};
 use crate::types::LoadError;
 
+use super::WhisperDims;
 use super::engine::PreparedSpeech;
 use super::tokens::SpeechTokens;
-use super::{WhisperDims, whisper};
 
 /// A speech model that can be loaded, as often as wanted.
 pub trait SpeechSource: Send + Sync {
@@ -78,28 +80,45 @@ impl SpeechSource for SpeechFolder {
 
     fn load(&self) -> Result<LoadedSpeech, LoadError> {
         let files = load::whisper::open(&self.path)?;
-        let engine = match choose(self.config.engine.device)? {
-            #[cfg(feature = "cpu")]
-            Backend::Cpu => prepare_cpu(&files, &self.config)?,
-            #[cfg(not(feature = "cpu"))]
-            Backend::Cpu => return Err(not_compiled("cpu")),
-            #[cfg(feature = "mlx")]
-            Backend::Mlx => prepare_mlx(&files)?,
-            #[cfg(not(feature = "mlx"))]
-            Backend::Mlx => return Err(not_compiled("mlx")),
-        };
+        let engine = prepare(choose(self.config.engine.device)?, &files, &self.config)?;
         let tokens = SpeechTokens::new(files.tokenizer, &files.dims);
         Ok(LoadedSpeech { tokens, dims: files.dims, format: files.format, engine })
+    }
+}
+
+/// Packs for one backend.
+fn prepare(
+    backend: Backend,
+    files: &WhisperFiles,
+    config: &Config,
+) -> Result<Box<dyn PreparedSpeech>, LoadError> {
+    match backend {
+        #[cfg(feature = "cpu")]
+        Backend::Cpu => prepare_cpu(files, config),
+        #[cfg(not(feature = "cpu"))]
+        Backend::Cpu => Err(not_compiled("cpu")),
+        #[cfg(feature = "mlx")]
+        Backend::Mlx => prepare_mlx(files),
+        #[cfg(not(feature = "mlx"))]
+        Backend::Mlx => Err(not_compiled("mlx")),
     }
 }
 
 #[cfg(feature = "cpu")]
 fn prepare_cpu(files: &WhisperFiles, config: &Config) -> Result<Box<dyn PreparedSpeech>, LoadError> {
     use super::engine::Prepared;
+    use super::whisper;
     use crate::config::KvType;
     use crate::model::cpu::CpuOps;
 
     let packed = whisper::pack::<CpuOps>(files, &config.cpu)?;
     let element_bytes = if config.cpu.kv == KvType::F16 { 2 } else { 4 };
     Ok(Box::new(Prepared { config: config.cpu.clone(), packed, element_bytes }))
+}
+
+/// Its operators for MLX are not written yet.
+#[cfg(feature = "mlx")]
+fn prepare_mlx(_: &WhisperFiles) -> Result<Box<dyn PreparedSpeech>, LoadError> {
+    let message = "speech models run on the CPU backend so far: set engine.device = \"cpu\"".to_owned();
+    Err(LoadError::Unsupported { message })
 }

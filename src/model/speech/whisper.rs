@@ -82,7 +82,12 @@ impl<O: SpeechOps> Packer<'_, O> {
     }
 
     /// Matrices of `[rows, cols]` each, one below the other; a bias that is missing is zeros.
-    fn linear(&self, names: &[String], rows: usize, cols: usize) -> Result<Linear<O::Packed, Vec<f32>>, LoadError> {
+    fn linear(
+        &self,
+        names: &[String],
+        rows: usize,
+        cols: usize,
+    ) -> Result<Linear<O::Packed, Vec<f32>>, LoadError> {
         let mut bias = Vec::with_capacity(rows * names.len());
         let mut parts = Vec::with_capacity(names.len());
         for name in names {
@@ -457,7 +462,13 @@ impl<O: SpeechOps> Whisper<O> {
         Ok(())
     }
 
-    fn project(&self, ops: &mut O, encoding: &mut Encoding<O>, layer: usize, first: usize) -> Result<(), EngineError> {
+    fn project(
+        &self,
+        ops: &mut O,
+        encoding: &mut Encoding<O>,
+        layer: usize,
+        first: usize,
+    ) -> Result<(), EngineError> {
         let block = &self.weights.encoder[layer];
         if encoding.tile == 0 {
             encoding.memory = Some(ops.memory(self.dims.audio_context, &self.spec)?);
@@ -482,7 +493,8 @@ impl<O: SpeechOps> Whisper<O> {
         let queries = encoding.queries.get_mut(tile).and_then(Option::take).ok_or_else(|| lost("queries"))?;
         let x = encoding.x.get_mut(tile).and_then(Option::take).ok_or_else(|| lost("tile"))?;
         let memory = encoding.memory.as_ref().ok_or_else(|| lost("memory"))?;
-        let count = self.dims.audio_context.min((tile + 1) * ops.tile(self.dims.width)) - tile * ops.tile(self.dims.width).min(self.dims.audio_context);
+        let count = self.dims.audio_context.min((tile + 1) * ops.tile(self.dims.width))
+            - tile * ops.tile(self.dims.width).min(self.dims.audio_context);
         let mixed = ops.recall(&queries, &self.spec, &[(count, memory)])?;
         let x = add(ops, mixed, &block.out, x)?;
         let x = feed_forward(ops, &block.ffn, x)?;
@@ -525,7 +537,8 @@ impl<O: SpeechOps> Whisper<O> {
                 rows.push((heard.tokens, memory));
                 if heard.scores && !self.aligned[layer].is_empty() {
                     let heads: Vec<usize> = self.aligned[layer].iter().map(|(head, _)| *head).collect();
-                    let all = ops.scores(&queries, first..first + heard.tokens, &self.spec, memory, &heads)?;
+                    let all =
+                        ops.scores(&queries, first..first + heard.tokens, &self.spec, memory, &heads)?;
                     let one = all.len() / heads.len();
                     for ((_, index), one) in self.aligned[layer].iter().zip(all.chunks_exact(one.max(1))) {
                         scores[row][*index] = one.to_vec();
@@ -551,12 +564,21 @@ impl<O: SpeechOps> Whisper<O> {
 }
 
 /// `x · wᵀ + bias + residual`.
-fn add<O: SpeechOps>(ops: &mut O, x: O::T, linear: &Linear<O::W, O::V>, residual: O::T) -> Result<O::T, EngineError> {
+fn add<O: SpeechOps>(
+    ops: &mut O,
+    x: O::T,
+    linear: &Linear<O::W, O::V>,
+    residual: O::T,
+) -> Result<O::T, EngineError> {
     let out = ops.linear_add(x, &linear.w, residual)?;
     ops.add_bias(out, &linear.bias)
 }
 
-fn feed_forward<O: SpeechOps>(ops: &mut O, ffn: &FeedForward<O::W, O::V>, x: O::T) -> Result<O::T, EngineError> {
+fn feed_forward<O: SpeechOps>(
+    ops: &mut O,
+    ffn: &FeedForward<O::W, O::V>,
+    x: O::T,
+) -> Result<O::T, EngineError> {
     let normed = ops.layer_norm(&x, &ffn.norm)?;
     let inner = ops.linear(&normed, &ffn.up.w)?;
     let inner = ops.bias_act(inner, &ffn.up.bias, Act::Gelu)?;

@@ -74,8 +74,10 @@ impl<C: Compute> Aligner<'_, C> {
         offset: f64,
         last_end: &mut f64,
     ) -> Result<(), SpeechError> {
-        let text: Vec<u32> =
-            segments.iter().flat_map(|s| s.tokens.iter().copied().filter(|id| *id < self.tokens.eot)).collect();
+        let text: Vec<u32> = segments
+            .iter()
+            .flat_map(|s| s.tokens.iter().copied().filter(|id| *id < self.tokens.eot))
+            .collect();
         if text.is_empty() || frames < 4 {
             return Ok(());
         }
@@ -218,7 +220,13 @@ fn median(values: &[f32], at: usize, window: &mut Vec<f32>) -> f32 {
     window.clear();
     for place in at as isize - half as isize..=at as isize + half as isize {
         let last = values.len() as isize - 1;
-        let place = if place < 0 { -place } else if place > last { 2 * last - place } else { place };
+        let place = if place < 0 {
+            -place
+        } else if place > last {
+            2 * last - place
+        } else {
+            place
+        };
         window.push(values[place.clamp(0, last) as usize]);
     }
     window.sort_by(f32::total_cmp);
@@ -255,7 +263,13 @@ fn warp(matrix: &[f32], rows: usize, columns: usize) -> Vec<usize> {
         if row > 0 {
             starts[row - 1] = column.saturating_sub(1);
         }
-        let way = if row == 0 { 2 } else if column == 0 { 1 } else { trace[row * width + column] };
+        let way = if row == 0 {
+            2
+        } else if column == 0 {
+            1
+        } else {
+            trace[row * width + column]
+        };
         match way {
             0 => (row, column) = (row - 1, column - 1),
             1 => row -= 1,
@@ -286,7 +300,8 @@ fn shorten(words: &mut [Word]) {
 
 /// A word's median duration, at most 0.7 s, and the longest that is believed.
 fn typical(words: &[Word]) -> (f64, f64) {
-    let mut durations: Vec<f64> = words.iter().map(|word| word.end - word.start).filter(|d| *d > 0.0).collect();
+    let mut durations: Vec<f64> =
+        words.iter().map(|word| word.end - word.start).filter(|d| *d > 0.0).collect();
     durations.sort_by(f64::total_cmp);
     let median = match durations.len() {
         0 => 0.0,
@@ -318,7 +333,11 @@ fn join(words: &mut [Word]) {
             continue;
         }
         let mark = &words[index].word;
-        if !mark.is_empty() && APPENDED.contains(mark.as_str()) && !words[before].word.ends_with(' ') && words[before].tokens > 0 {
+        if !mark.is_empty()
+            && APPENDED.contains(mark.as_str())
+            && !words[before].word.ends_with(' ')
+            && words[before].tokens > 0
+        {
             let joined = format!("{}{}", words[before].word, words[index].word);
             words[before].word = joined;
             words[before].tokens += std::mem::take(&mut words[index].tokens);
@@ -330,7 +349,13 @@ fn join(words: &mut [Word]) {
 }
 
 /// Hands words to segments by their tokens, and lets the first and last ones agree with the segment's times.
-fn distribute(segments: &mut [Segment], words: Vec<Word>, offset: f64, last_end: &mut f64, tokens: &SpeechTokens) {
+fn distribute(
+    segments: &mut [Segment],
+    words: Vec<Word>,
+    offset: f64,
+    last_end: &mut f64,
+    tokens: &SpeechTokens,
+) {
     let (median, most) = typical(&words);
     let round = |seconds: f64| (seconds * 100.0).round() / 100.0;
     let mut words = words.into_iter().filter(|word| word.tokens > 0).peekable();

@@ -136,7 +136,8 @@ fn enter(
         5 => TensorType::BF16,
         1 | 2 => return enter_codes(table, name, variable, scale, to, path),
         other => {
-            let message = format!("variable `{name}` of type {other}: f32, f16, bf16, int8 and int16 are supported");
+            let message =
+                format!("variable `{name}` of type {other}: f32, f16, bf16, int8 and int16 are supported");
             return Err(LoadError::Unsupported { message });
         }
     };
@@ -144,7 +145,8 @@ fn enter(
     let range = &variable.bytes;
     let part = rows.checked_mul(range.len() / variable.shape.first().copied().unwrap_or(1).max(1));
     let part = part.filter(|part| part * to.len() == range.len());
-    let part = part.ok_or_else(|| malformed(path, format!("`{name}`: {:?} in {} bytes", variable.shape, range.len())))?;
+    let part = part
+        .ok_or_else(|| malformed(path, format!("`{name}`: {:?} in {} bytes", variable.shape, range.len())))?;
     for (index, to) in to.into_iter().enumerate() {
         if to.ends_with("key.bias") {
             continue;
@@ -156,7 +158,12 @@ fn enter(
 }
 
 /// Rows of each of `parts` equal pieces, and their shape.
-fn split(name: &str, variable: &Variable, parts: usize, path: &Path) -> Result<(usize, Vec<usize>), LoadError> {
+fn split(
+    name: &str,
+    variable: &Variable,
+    parts: usize,
+    path: &Path,
+) -> Result<(usize, Vec<usize>), LoadError> {
     let rows = variable.shape.first().copied().filter(|rows| *rows > 0 && rows.is_multiple_of(parts));
     let Some(rows) = rows else {
         return Err(malformed(path, format!("`{name}` of shape {:?} is not {parts} parts", variable.shape)));
@@ -176,13 +183,16 @@ fn enter_codes(
     path: &Path,
 ) -> Result<(), LoadError> {
     let wrong = |what: &str| malformed(path, format!("`{name}` of shape {:?}: {what}", variable.shape));
-    let scale = scale.filter(|scale| scale.kind == 0).ok_or_else(|| wrong("there is no scale for its codes"))?;
+    let scale =
+        scale.filter(|scale| scale.kind == 0).ok_or_else(|| wrong("there is no scale for its codes"))?;
     let scales = super::widen(table.file_bytes_of(0, scale.bytes.clone()), TensorType::F32);
     let (rows, shape) = split(name, variable, to.len(), path)?;
     let width = usize::from(variable.kind);
     let codes = table.file_bytes_of(0, variable.bytes.clone());
-    let cols = variable.shape[1..].iter().try_fold(1usize, |cols, n| cols.checked_mul(*n)).filter(|cols| *cols > 0);
-    let fits = cols.and_then(|cols| cols.checked_mul(variable.shape[0])?.checked_mul(width)) == Some(codes.len());
+    let cols =
+        variable.shape[1..].iter().try_fold(1usize, |cols, n| cols.checked_mul(*n)).filter(|cols| *cols > 0);
+    let fits =
+        cols.and_then(|cols| cols.checked_mul(variable.shape[0])?.checked_mul(width)) == Some(codes.len());
     let Some(cols) = cols.filter(|_| fits && (scales.len() == variable.shape[0] || scales.len() == 1)) else {
         return Err(wrong("codes and scales do not fit"));
     };

@@ -24,8 +24,6 @@ use crate::types::LoadError;
 
 pub use table::WhisperTensors;
 
-
-
 /// Widest and deepest model that is believed: twice the largest there is.
 const MOST_WIDTH: usize = 4096;
 const MOST_LAYERS: usize = 128;
@@ -98,7 +96,9 @@ pub fn open(path: &Path) -> Result<WhisperFiles, LoadError> {
     let config = folder::optional_json(&folder.join("config.json"))?.unwrap_or(Value::Null);
     let (tensors, format) = if folder.join("model.bin").is_file() {
         (ctranslate2::open(&folder.join("model.bin"))?, "CTranslate2")
-    } else if let Some(npz) = ["weights.npz", "model.npz"].iter().map(|name| folder.join(name)).find(|p| p.is_file()) {
+    } else if let Some(npz) =
+        ["weights.npz", "model.npz"].iter().map(|name| folder.join(name)).find(|p| p.is_file())
+    {
         (npz::open(&npz, &Quantization::of(&config, &folder.join("config.json"))?)?, "MLX npz")
     } else {
         open_safetensors(&folder, &config)?
@@ -138,7 +138,9 @@ fn dims(tensors: &WhisperTensors, config: &Value) -> Result<WhisperDims, LoadErr
         return Err(tensors.wrong("encoder.conv1.weight", "is no convolution"));
     };
     let layers = |part: &str| {
-        (0..MOST_LAYERS).take_while(|layer| tensors.has(&format!("{part}.blocks.{layer}.attn.query.weight"))).count()
+        (0..MOST_LAYERS)
+            .take_while(|layer| tensors.has(&format!("{part}.blocks.{layer}.attn.query.weight")))
+            .count()
     };
     let (encoder_layers, decoder_layers) = (layers("encoder"), layers("decoder"));
     if encoder_layers == 0 || decoder_layers == 0 || width == 0 || width > MOST_WIDTH {
@@ -157,7 +159,8 @@ fn dims(tensors: &WhisperTensors, config: &Value) -> Result<WhisperDims, LoadErr
         return Err(tensors.wrong("encoder.blocks.0.mlp1.weight", "is no matrix"));
     };
     let heads = ["encoder_attention_heads", "n_audio_head"].iter().find_map(|key| config.get(*key)?.as_u64());
-    let heads = tensors.heads().or(heads.and_then(|heads| usize::try_from(heads).ok())).unwrap_or(width / HEAD);
+    let heads =
+        tensors.heads().or(heads.and_then(|heads| usize::try_from(heads).ok())).unwrap_or(width / HEAD);
     let dims = WhisperDims {
         mels: taps / 3,
         width,
@@ -170,7 +173,12 @@ fn dims(tensors: &WhisperTensors, config: &Value) -> Result<WhisperDims, LoadErr
         vocabulary,
     };
     let known = [80, 128].contains(&dims.mels) || cfg!(test);
-    if !known || heads == 0 || !width.is_multiple_of(heads) || vocabulary < 51_864 || !(16..=448).contains(&text_context) {
+    if !known
+        || heads == 0
+        || !width.is_multiple_of(heads)
+        || vocabulary < 51_864
+        || !(16..=448).contains(&text_context)
+    {
         let message = format!("this is no Whisper model that is known: {dims:?}");
         return Err(LoadError::Unsupported { message });
     }
@@ -208,11 +216,19 @@ fn widen(bytes: &[u8], kind: super::TensorType) -> Vec<f32> {
 }
 
 /// A convolution's kernels `[out, in, 3]` (or already `[out, 3, in]`) as a matrix `[out, 3 · in]`.
-fn convolution(name: &str, shape: &[usize], element: usize, bytes: &[u8], path: &Path) -> Result<(Vec<usize>, Vec<u8>), LoadError> {
+fn convolution(
+    name: &str,
+    shape: &[usize],
+    element: usize,
+    bytes: &[u8],
+    path: &Path,
+) -> Result<(Vec<usize>, Vec<u8>), LoadError> {
     let [out, a, b] = *shape else {
         return Err(malformed(path, format!("`{name}` of shape {shape:?} is no convolution")));
     };
-    let cols = a.checked_mul(b).filter(|cols| Some(bytes.len()) == cols.checked_mul(out).and_then(|n| n.checked_mul(element)));
+    let cols = a
+        .checked_mul(b)
+        .filter(|cols| Some(bytes.len()) == cols.checked_mul(out).and_then(|n| n.checked_mul(element)));
     let Some(cols) = cols else {
         return Err(malformed(path, format!("`{name}` of shape {shape:?} has {} bytes", bytes.len())));
     };

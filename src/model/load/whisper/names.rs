@@ -4,7 +4,10 @@
 /// MLX's own names stay.
 pub(super) fn from_folder(name: &str) -> Option<String> {
     let name = name.strip_prefix("model.").unwrap_or(name);
-    if name.starts_with("proj_out.") || name == "encoder.embed_positions.weight" || name == "encoder.positional_embedding" {
+    if name.starts_with("proj_out.")
+        || name == "encoder.embed_positions.weight"
+        || name == "encoder.positional_embedding"
+    {
         return None;
     }
     if name == "decoder.embed_positions.weight" {
@@ -14,7 +17,9 @@ pub(super) fn from_folder(name: &str) -> Option<String> {
         return Some(format!("decoder.token_embedding.{rest}"));
     }
     let name = match name.split_once('.') {
-        Some(("encoder", rest)) if rest.starts_with("layer_norm.") => format!("encoder.ln_post.{}", &rest[11..]),
+        Some(("encoder", rest)) if rest.starts_with("layer_norm.") => {
+            format!("encoder.ln_post.{}", &rest[11..])
+        }
         Some(("decoder", rest)) if rest.starts_with("layer_norm.") => format!("decoder.ln.{}", &rest[11..]),
         _ => name.to_owned(),
     };
@@ -88,10 +93,19 @@ mod tests {
     #[test]
     fn three_layouts_have_one_name() {
         let folder = |name: &str| from_folder(name).unwrap_or_default();
-        assert_eq!(folder("model.encoder.layers.3.self_attn.q_proj.bias"), "encoder.blocks.3.attn.query.bias");
+        assert_eq!(
+            folder("model.encoder.layers.3.self_attn.q_proj.bias"),
+            "encoder.blocks.3.attn.query.bias"
+        );
         assert_eq!(folder("encoder.blocks.3.attn.query.bias"), "encoder.blocks.3.attn.query.bias");
-        assert_eq!(folder("model.decoder.layers.0.encoder_attn_layer_norm.weight"), "decoder.blocks.0.cross_attn_ln.weight");
-        assert_eq!(folder("model.decoder.layers.0.final_layer_norm.weight"), "decoder.blocks.0.mlp_ln.weight");
+        assert_eq!(
+            folder("model.decoder.layers.0.encoder_attn_layer_norm.weight"),
+            "decoder.blocks.0.cross_attn_ln.weight"
+        );
+        assert_eq!(
+            folder("model.decoder.layers.0.final_layer_norm.weight"),
+            "decoder.blocks.0.mlp_ln.weight"
+        );
         assert_eq!(folder("model.encoder.layer_norm.bias"), "encoder.ln_post.bias");
         assert_eq!(folder("decoder.blocks.1.mlp.2.weight"), "decoder.blocks.1.mlp2.weight");
         assert_eq!(folder("model.decoder.embed_tokens.weight"), "decoder.token_embedding.weight");

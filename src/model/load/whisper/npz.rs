@@ -37,7 +37,8 @@ fn entries(bytes: &[u8], path: &Path) -> Result<Vec<(String, Range<usize>)>, Loa
     let end = tail.windows(4).rposition(|four| four == b"PK\x05\x06").map(|at| from + at).ok_or_else(cut)?;
     let (mut count, mut at) = number(bytes, end + 10, 2).zip(number(bytes, end + 16, 4)).ok_or_else(cut)?;
     if let Some(locator) = end.checked_sub(20).filter(|at| bytes[*at..].starts_with(b"PK\x06\x07")) {
-        let wide = number(bytes, locator + 8, 8).filter(|at| bytes.get(*at..).is_some_and(|b| b.starts_with(b"PK\x06\x06")));
+        let wide = number(bytes, locator + 8, 8)
+            .filter(|at| bytes.get(*at..).is_some_and(|b| b.starts_with(b"PK\x06\x06")));
         let wide = wide.ok_or_else(cut)?;
         (count, at) = number(bytes, wide + 32, 8).zip(number(bytes, wide + 48, 8)).ok_or_else(cut)?;
     }
@@ -46,7 +47,8 @@ fn entries(bytes: &[u8], path: &Path) -> Result<Vec<(String, Range<usize>)>, Loa
         let (entry, next) = entry(bytes, at).ok_or_else(cut)?;
         let (name, method, range) = entry;
         if method != 0 {
-            let message = format!("`{name}` in {} is compressed: save the archive without compression", path.display());
+            let message =
+                format!("`{name}` in {} is compressed: save the archive without compression", path.display());
             return Err(LoadError::Unsupported { message });
         }
         entries.push((name, range));
@@ -64,7 +66,8 @@ fn entry(bytes: &[u8], at: usize) -> Option<(Entry, usize)> {
     }
     let method = number(bytes, at + 10, 2)?;
     let mut size = number(bytes, at + 24, 4)?;
-    let (name_len, extra_len, comment) = (number(bytes, at + 28, 2)?, number(bytes, at + 30, 2)?, number(bytes, at + 32, 2)?);
+    let (name_len, extra_len, comment) =
+        (number(bytes, at + 28, 2)?, number(bytes, at + 30, 2)?, number(bytes, at + 32, 2)?);
     let mut header = number(bytes, at + 42, 4)?;
     let name = std::str::from_utf8(bytes.get(at + 46..at + 46 + name_len)?).ok()?.to_owned();
     let mut extra = bytes.get(at + 46 + name_len..at + 46 + name_len + extra_len)?;

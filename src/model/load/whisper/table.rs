@@ -95,7 +95,8 @@ impl WhisperTensors {
         let data = Data::Mapped(file, range);
         if name.starts_with("encoder.conv") && name.ends_with(".weight") && shape.len() == 3 {
             let path = self.files.get(file).map(Mapping::name).unwrap_or_default();
-            let (shape, bytes) = convolution(&name, shape, kind.block_bytes(), self.bytes(&data), path.as_ref())?;
+            let (shape, bytes) =
+                convolution(&name, shape, kind.block_bytes(), self.bytes(&data), path.as_ref())?;
             return self.insert(name, Tensor { shape, kind, data: Data::Owned(bytes), meta: None });
         }
         self.insert(name, Tensor { shape: shape.to_vec(), kind, data, meta: None })
@@ -110,7 +111,8 @@ impl WhisperTensors {
         let have = self.bytes(&tensor.data).len();
         let mut fits = needed == Some(have) && !tensor.shape.is_empty() && tensor.shape.len() <= 2;
         if let TensorType::Affine { group, meta, .. } = tensor.kind {
-            let size = rows.and_then(|rows| rows.checked_mul(cols / usize::from(group))).map(|n| n * meta.bytes());
+            let size =
+                rows.and_then(|rows| rows.checked_mul(cols / usize::from(group))).map(|n| n * meta.bytes());
             fits &= tensor.meta.as_ref().is_some_and(|(scales, biases)| {
                 Some(self.bytes(scales).len()) == size && Some(self.bytes(biases).len()) == size
             });
@@ -174,10 +176,8 @@ impl WhisperTensors {
     /// # Errors
     /// `Tensor` where it is missing or has another shape.
     pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<HostTensor<'_>, LoadError> {
-        let (name, tensor) = self
-            .tensors
-            .get_key_value(name)
-            .ok_or_else(|| self.wrong(name, "is missing"))?;
+        let (name, tensor) =
+            self.tensors.get_key_value(name).ok_or_else(|| self.wrong(name, "is missing"))?;
         if tensor.shape != [rows, cols] {
             let message = format!("has the shape {:?}, [{rows}, {cols}] is needed", tensor.shape);
             return Err(self.wrong(name, &message));

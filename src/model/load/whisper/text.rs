@@ -31,7 +31,8 @@ pub(super) fn tokenizer(folder: &Path, vocabulary: usize) -> Result<Tokenizer, L
         }
         return from_ranks(&words[..text], &path);
     }
-    let message = format!("{} holds neither tokenizer.json nor vocabulary.json nor vocabulary.txt", folder.display());
+    let message =
+        format!("{} holds neither tokenizer.json nor vocabulary.json nor vocabulary.txt", folder.display());
     Err(LoadError::NotFound { message })
 }
 
@@ -43,7 +44,13 @@ fn from_ranks(words: &[String], path: &Path) -> Result<Tokenizer, LoadError> {
     let mut merges = Vec::new();
     for (rank, word) in words.iter().enumerate() {
         let mut parts: Vec<&str> = word.split("").filter(|part| !part.is_empty()).collect();
-        let mut ends: Vec<usize> = parts.iter().scan(0, |at, part| { *at += part.len(); Some(*at) }).collect();
+        let mut ends: Vec<usize> = parts
+            .iter()
+            .scan(0, |at, part| {
+                *at += part.len();
+                Some(*at)
+            })
+            .collect();
         while parts.len() > 2 {
             let start = |index: usize| ends[index] - parts[index].len();
             let joined = (0..parts.len() - 1).filter_map(|at| {
@@ -61,5 +68,8 @@ fn from_ranks(words: &[String], path: &Path) -> Result<Tokenizer, LoadError> {
         }
     }
     let tokens = words.iter().map(|text| BpeToken { text: text.clone(), kind: TokenKind::Normal }).collect();
-    Tokenizer::from_bpe(BpeParts { tokens, merges, pre: "gpt-2".into(), bos: None, add_bos: Some(false) }, path)
+    Tokenizer::from_bpe(
+        BpeParts { tokens, merges, pre: "gpt-2".into(), bos: None, add_bos: Some(false) },
+        path,
+    )
 }

@@ -24,8 +24,13 @@ impl VadOptions {
     pub const FILE: Self =
         Self { threshold: 0.5, min_speech_ms: 0, max_speech_ms: None, min_silence_ms: 2000, pad_ms: 400 };
     /// For a recording that is decoded in pieces.
-    pub const PIECES: Self =
-        Self { threshold: 0.5, min_speech_ms: 0, max_speech_ms: Some(30_000), min_silence_ms: 160, pad_ms: 400 };
+    pub const PIECES: Self = Self {
+        threshold: 0.5,
+        min_speech_ms: 0,
+        max_speech_ms: Some(30_000),
+        min_silence_ms: 160,
+        pad_ms: 400,
+    };
     /// For dictation.
     pub const LIVE: Self =
         Self { threshold: 0.5, min_speech_ms: 120, max_speech_ms: None, min_silence_ms: 600, pad_ms: 300 };
@@ -73,9 +78,10 @@ impl Stretches {
         let VadOptions { threshold, .. } = self.options;
         let begin = self.at;
         self.at += FRAME;
-        let most = self.options.max_speech_ms.map(|ms| {
-            samples(ms).saturating_sub(FRAME + 2 * samples(self.options.pad_ms)).max(FRAME)
-        });
+        let most = self
+            .options
+            .max_speech_ms
+            .map(|ms| samples(ms).saturating_sub(FRAME + 2 * samples(self.options.pad_ms)).max(FRAME));
         if probability >= threshold {
             if let Some(end) = self.end.take()
                 && begin - end >= CUT_SILENCE
@@ -127,7 +133,9 @@ impl Stretches {
     /// Whether any speech was found so far.
     pub fn any(&self) -> bool {
         !self.done.is_empty()
-            || self.start.is_some_and(|start| self.at - start >= samples(self.options.min_speech_ms).max(FRAME))
+            || self
+                .start
+                .is_some_and(|start| self.at - start >= samples(self.options.min_speech_ms).max(FRAME))
     }
 
     /// All stretches of a recording of so many samples, padded; a gap shorter than both pads is shared.
@@ -162,7 +170,9 @@ mod tests {
         let mut stretches = Stretches::new(options);
         let mut frames = 0;
         for (probability, count) in probabilities {
-            (0..*count).for_each(|_| drop(stretches.push(*probability)));
+            for _ in 0..*count {
+                stretches.push(*probability);
+            }
             frames += count;
         }
         stretches.finish(frames * FRAME)
@@ -171,7 +181,8 @@ mod tests {
     #[test]
     fn speech_ends_with_a_long_silence_and_is_padded() {
         let found = stretches(VadOptions::FILE, &[(0.0, 100), (0.9, 50), (0.0, 30), (0.9, 50), (0.0, 200)]);
-        assert_eq!(found, [100 * FRAME - 6400..230 * FRAME + 6400]);
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].start, found[0].end), (100 * FRAME - 6400, 230 * FRAME + 6400));
     }
 
     #[test]
