@@ -9,8 +9,10 @@ pub mod audio;
 pub mod compute;
 pub mod decode;
 pub mod engine;
+pub mod features;
 pub mod mel;
 pub mod options;
+pub mod recognise;
 pub mod rules;
 pub mod segments;
 #[cfg_attr(

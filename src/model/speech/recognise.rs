@@ -1,0 +1,274 @@
+//! A whole recording, window after window.
+
+use tokio::sync::mpsc;
+
+use super::compute::{AskedRow, Compute, SpeechError, Window};
+use super::decode::{Decoded, WindowTask};
+use super::features::{Feed, Survey};
+use super::mel;
+use super::options::SpeechOptions;
+use super::rules::log_sum_exp;
+use super::segments::{self, Segment};
+use super::tokens::SpeechTokens;
+use super::words::Aligner;
+use super::{LogitsOf, WINDOW_FRAMES};
+
+/// Above this temperature a window's text is not told to the next one.
+const RESET_ABOVE: f64 = 0.5;
+/// Tokens of what was said before, at most, one for the announcement not counted.
+const PREVIOUS: usize = 223;
+
+/// What became of a recording.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Transcription {
+    /// Code of the language; `None` where nobody spoke and none was given.
+    pub language: Option<&'static str>,
+    /// How sure that is; 1 where it was given.
+    pub language_probability: f64,
+    /// Seconds of the recording.
+    pub duration: f64,
+    /// In order.
+    pub segments: Vec<Segment>,
+    /// Why the audio ended early, where it did.
+    pub warning: Option<String>,
+}
+
+impl Transcription {
+    /// All text.
+    pub fn text(&self) -> String {
+        self.segments.iter().map(|segment| segment.text.as_str()).collect::<String>().trim().to_owned()
+    }
+}
+
+/// What a recogniser tells while it works.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Progress<'a> {
+    /// The first look is over.
+    Surveyed(&'a Survey),
+    /// One more segment, which will not change.
+    Segment(&'a Segment),
+    /// Seconds of the recording that are done.
+    Done(f64),
+}
+
+/// Frames as they come, of which the latest are kept.
+struct Frames {
+    feed: mpsc::Receiver<Feed>,
+    mels: usize,
+    loudest: f32,
+    kept: Vec<f32>,
+    /// The first one kept.
+    first: usize,
+}
+
+impl Frames {
+    /// A window's `[3000][mels]`: `size` frames from `seek` on, the rest filled with 0. Earlier frames are forgotten.
+    async fn window(&mut self, seek: usize, size: usize) -> Result<Vec<f32>, SpeechError> {
+        while self.first + self.kept.len() / self.mels < seek + size {
+            match self.feed.recv().await {
+                Some(Feed::Frames(frames)) => self.kept.extend(frames),
+                Some(Feed::Failed(message)) => return Err(SpeechError::Audio(message)),
+                Some(Feed::Survey(_)) => {}
+                None => break,
+            }
+        }
+        let past = seek.saturating_sub(self.first).min(self.kept.len() / self.mels);
+        self.kept.drain(..past * self.mels);
+        self.first += past;
+        let mut mel = self.kept[..self.kept.len().min(size * self.mels)].to_vec();
+        mel::normalise(&mut mel, self.loudest);
+        mel.resize(WINDOW_FRAMES * self.mels, 0.0);
+        Ok(mel)
+    }
+}
+
+/// Recognises a recording whose features come from [`super::features::feed`].
+///
+/// # Errors
+/// See [`SpeechError`].
+///
+/// # Cancellation
+/// Dropping the future gives everything back.
+pub async fn recognise<C: Compute>(
+    compute: &C,
+    tokens: &SpeechTokens,
+    options: &SpeechOptions,
+    mut feed: mpsc::Receiver<Feed>,
+    tell: &mut dyn FnMut(Progress<'_>),
+) -> Result<Transcription, SpeechError> {
+    let survey = match feed.recv().await {
+        Some(Feed::Survey(survey)) => survey,
+        Some(Feed::Failed(message)) => return Err(SpeechError::Audio(message)),
+        _ => return Err(SpeechError::Audio("the audio was not read".into())),
+    };
+    tell(Progress::Surveyed(&survey));
+    let mels = compute.cell().with(|engine| Ok(engine.dims().mels))?;
+    let frames = Frames { feed, mels, loudest: survey.loudest, kept: Vec::new(), first: 0 };
+    let given = options.language.filter(|code| tokens.language(code).is_some());
+    let given = if tokens.is_multilingual() { given } else { Some("en") };
+    let run = Run {
+        compute,
+        tokens,
+        options,
+        out: Transcription {
+            language: given,
+            language_probability: if given.is_some() { 1.0 } else { 0.0 },
+            duration: survey.seconds(),
+            segments: Vec::new(),
+            warning: survey.warning.clone(),
+        },
+        survey,
+        frames,
+        history: if options.prompt.trim().is_empty() { Vec::new() } else { tokens.encode(&options.prompt) },
+        last_end: 0.0,
+    };
+    run.windows(tell).await
+}
+
+struct Run<'a, C: Compute> {
+    compute: &'a C,
+    tokens: &'a SpeechTokens,
+    options: &'a SpeechOptions,
+    survey: Survey,
+    frames: Frames,
+    /// What the next window is told.
+    history: Vec<u32>,
+    /// End of the latest speech among the frames, in seconds.
+    last_end: f64,
+    out: Transcription,
+}
+
+impl<C: Compute> Run<'_, C> {
+    async fn windows(mut self, tell: &mut dyn FnMut(Progress<'_>)) -> Result<Transcription, SpeechError> {
+        let total = self.survey.frames().max(usize::from(!self.survey.speech.is_empty()));
+        let mut seek = 0;
+        while seek < total {
+            let size = WINDOW_FRAMES.min(total - seek);
+            let mel = self.frames.window(seek, size).await?;
+            let window = self.compute.encode(mel).await?;
+            if self.out.language.is_none() {
+                self.detect(&window).await?;
+            }
+            let task = WindowTask {
+                compute: self.compute,
+                tokens: self.tokens,
+                options: self.options,
+                window: &window,
+                prompt: (self.previous(), self.beginning(self.options.timestamps)),
+                timestamps: self.options.timestamps,
+                number: seek as u64,
+            };
+            let decoded = task.decode().await?;
+            let advance = match task.is_silent(&decoded) {
+                true => size,
+                false => self.take(&window, decoded, seek, size, tell).await?,
+            };
+            seek += advance.clamp(1, WINDOW_FRAMES);
+            tell(Progress::Done(self.survey.original(seek.min(total) as f64 / 100.0, true)));
+        }
+        Ok(self.out)
+    }
+
+    fn beginning(&self, timestamps: bool) -> Vec<u32> {
+        let language = self.out.language.and_then(|code| self.tokens.language(code)).map(|(_, id)| id);
+        self.tokens.beginning(language, self.options.task, timestamps)
+    }
+
+    /// What a window is told of before: hotwords' beginning, then the end of what was said.
+    fn previous(&self) -> Vec<u32> {
+        let hotwords = self.options.hotwords.trim();
+        let mut told = if hotwords.is_empty() { Vec::new() } else { self.tokens.encode(hotwords) };
+        told.truncate(PREVIOUS);
+        let room = PREVIOUS - told.len();
+        told.extend_from_slice(&self.history[self.history.len().saturating_sub(room)..]);
+        if !told.is_empty() {
+            told.insert(0, self.tokens.previous());
+        }
+        told
+    }
+
+    /// Finds the language of a window out.
+    async fn detect(&mut self, window: &Window) -> Result<(), SpeechError> {
+        let row = AskedRow {
+            window: Window::clone(window),
+            sequence: self.compute.cell().open(None)?,
+            start: 0,
+            tokens: vec![self.tokens.sot],
+            logits: LogitsOf::Last,
+            scores: false,
+        };
+        let out = self.compute.decode(vec![row]).await?.into_iter().next().unwrap_or_default();
+        let logits = out.logits.into_iter().next().unwrap_or_default();
+        let ids = self.tokens.language_ids();
+        let logits = logits.get(ids.start as usize..ids.end as usize).unwrap_or(&[]);
+        let total = log_sum_exp(logits);
+        let known = ids.zip(logits).filter_map(|(id, logit)| Some((self.tokens.language_of(id)?, *logit)));
+        let allowed = known
+            .filter(|(code, _)| self.options.languages.is_empty() || self.options.languages.contains(code));
+        if let Some((code, logit)) = allowed.max_by(|a, b| a.1.total_cmp(&b.1)) {
+            self.out.language = Some(code);
+            self.out.language_probability = f64::from((logit - total).exp());
+        }
+        Ok(())
+    }
+
+    /// Takes a window's text in; frames to the next window.
+    async fn take(
+        &mut self,
+        window: &Window,
+        decoded: Decoded,
+        seek: usize,
+        size: usize,
+        tell: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<usize, SpeechError> {
+        let cut = segments::cut(self.tokens, &decoded, seek, size);
+        let (mut segments, mut advance) = (cut.segments, cut.advance);
+        let offset = seek as f64 / 100.0;
+        if self.options.words {
+            let aligner = Aligner {
+                compute: self.compute,
+                tokens: self.tokens,
+                window,
+                beginning: self.beginning(false),
+                language: self.out.language.unwrap_or("en"),
+            };
+            aligner.align(&mut segments, size, offset, &mut self.last_end).await?;
+            let last = segments.iter().rev().find_map(|segment| segment.words.last());
+            if let Some(end) = last.map(|word| word.end).filter(|end| !cut.single_ending && *end > offset) {
+                advance = ((end * 100.0).round() as usize).saturating_sub(seek);
+            }
+        }
+        for mut segment in segments {
+            self.history.extend_from_slice(&segment.tokens);
+            self.place(&mut segment);
+            segment.id = self.out.segments.len();
+            tell(Progress::Segment(&segment));
+            self.out.segments.push(segment);
+        }
+        let repeats = decoded.compression_ratio > self.options.compression_ratio_threshold;
+        if !self.options.condition_on_previous_text || decoded.temperature > RESET_ABOVE || repeats {
+            self.history.clear();
+        }
+        let excess = self.history.len().saturating_sub(2 * PREVIOUS);
+        self.history.drain(..excess);
+        Ok(if advance == 0 { size } else { advance })
+    }
+
+    /// Turns times among the frames into those of the recording.
+    fn place(&self, segment: &mut Segment) {
+        let duration = self.survey.seconds();
+        let round = |seconds: f64| ((seconds * 100.0).round() / 100.0).clamp(0.0, duration);
+        segment.seek = (self.survey.original(segment.seek as f64 / 100.0, false) * 100.0).round() as usize;
+        segment.start = round(self.survey.original(segment.start, false));
+        segment.end = round(self.survey.original(segment.end, true)).max(segment.start);
+        for word in &mut segment.words {
+            // By its middle, so that no word is torn by silence that was cut out.
+            let shift = self.survey.shift(f64::midpoint(word.start, word.end), false);
+            (word.start, word.end) = (round(word.start + shift), round(word.end + shift));
+        }
+        if let (Some(first), Some(last)) = (segment.words.first(), segment.words.last()) {
+            (segment.start, segment.end) = (first.start, last.end.max(first.start));
+        }
+    }
+}
