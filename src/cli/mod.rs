@@ -27,6 +27,7 @@ mod service;
 mod settings;
 mod signals;
 mod terminal;
+mod transcribe;
 
 /// What was compiled in.
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +65,7 @@ Examples:
   greenroom serve ORG/NAME                          a model of the hub, pulled where it is not here yet
   greenroom pull ORG/NAME:Q4_K_M                    one quantisation of a GGUF repository
   greenroom run ~/models/SmolLM2.gguf \"Why is the sky blue?\"
+  greenroom transcribe talk.mp3 --format srt         what is said in a recording, and when
   greenroom bench                                   how fast it is
   greenroom doctor                                  what this machine can do, and what is wrong"
 )]
@@ -78,6 +80,8 @@ enum Command {
     Serve(Box<ServeArgs>),
     /// Answer once, or chat in the terminal
     Run(Box<RunArgs>),
+    /// Write down what is said in audio files
+    Transcribe(Box<TranscribeArgs>),
     /// Get a model from the hub, or a demo model
     Pull(PullArgs),
     /// List the models on this machine: own folder and the hub's cache
@@ -192,6 +196,64 @@ struct RunArgs {
     stats: bool,
     #[command(flatten)]
     engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  greenroom transcribe talk.mp3                     with the demo speech model (Whisper tiny.en, English)
+  greenroom transcribe talk.m4a --format srt --output subtitles
+  greenroom transcribe recordings/ --model ~/models/whisper-base --language de
+  arecord -f S16_LE -r 16000 -d 5 | greenroom transcribe -
+Reads wav, flac, mp3, m4a (AAC-LC, ALAC), ogg and webm (Opus, Vorbis), aiff and caf, whatever the name. Models:
+folders of openai/whisper-* and mlx-community/whisper-*, and CTranslate2's. MLX does not run them yet.")]
+struct TranscribeArgs {
+    /// Audio files; a folder stands for the audio in it, - for stdin
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// A Whisper model's folder; without it the demo speech model
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// What is written
+    #[arg(long, value_enum, default_value = "text")]
+    format: TranscriptFormat,
+    /// Give words times (in verbose-json; segments begin and end with them everywhere)
+    #[arg(long)]
+    words: bool,
+    /// What is spoken: en, de, japanese, pt-BR; without it the first 30 seconds tell
+    #[arg(long, value_name = "LANGUAGE")]
+    language: Option<String>,
+    /// Write English, whatever is spoken
+    #[arg(long)]
+    translate: bool,
+    /// Text that is taken as having come before: names, spelling, style
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// Search with so many beams, 1 to 16: slower, seldom better
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    beam_size: usize,
+    /// Hear all of it, silence as well
+    #[arg(long)]
+    no_vad: bool,
+    /// Write into this folder, named after the recordings, and not to stdout
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum TranscriptFormat {
+    /// The text
+    Text,
+    /// Subtitles (SubRip)
+    Srt,
+    /// Subtitles (WebVTT)
+    Vtt,
+    /// OpenAI's short form
+    Json,
+    /// OpenAI's long form
+    VerboseJson,
 }
 
 #[derive(Debug, Args)]
@@ -430,6 +492,7 @@ pub fn run(build: Build) -> Exit {
     let (manager, result) = match cli.command {
         Command::Serve(args) => (args.service, serve::serve(&args)),
         Command::Run(args) => (None, run::run(&args)),
+        Command::Transcribe(args) => (None, transcribe::transcribe(&args)),
         Command::Pull(args) => (None, pull::pull(&args)),
         Command::Models(args) => (None, models::models(&args)),
         Command::Inspect(args) => (None, inspect::inspect(&args)),

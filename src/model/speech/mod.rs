@@ -10,6 +10,7 @@ pub mod compute;
 pub mod decode;
 pub mod engine;
 pub mod features;
+pub mod formats;
 pub mod mel;
 pub mod options;
 pub mod recognise;

@@ -1,0 +1,229 @@
+//! `greenroom transcribe`: what is said in audio files, in the terminal.
+
+use std::io::{IsTerminal, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use greenroom::config::{Config, DeviceChoice};
+use greenroom::model::speech::audio::AudioLimits;
+use greenroom::model::speech::compute::{Direct, EngineCell};
+use greenroom::model::speech::features::{Recording, feed};
+use greenroom::model::speech::formats::{self, Format};
+use greenroom::model::speech::options::SpeechOptions;
+use greenroom::model::speech::recognise::{Progress, Transcription, recognise};
+use greenroom::model::speech::source::{SpeechFolder, SpeechSource};
+use greenroom::model::speech::tokens::{SpeechTokens, Task, language_code};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use tokio::sync::mpsc;
+
+use super::{Stop, TranscribeArgs, TranscriptFormat, demo, settings, terminal};
+use crate::exit::Exit;
+
+/// Blocks of features that wait for the recogniser.
+const WAITING_BLOCKS: usize = 4;
+/// Endings that are taken for audio in a folder.
+const AUDIO: [&str; 17] = [
+    "wav", "flac", "mp3", "mp4", "m4a", "mpga", "mpeg", "ogg", "oga", "opus", "webm", "aac", "aif", "aiff",
+    "caf", "mkv", "mka",
+];
+
+/// Transcribes every file; the exit code says whether all could be.
+pub(super) fn transcribe(args: &TranscribeArgs) -> Result<Exit, Stop> {
+    let config = settings::for_run(&args.engine)?;
+    let options = options(args)?;
+    let files = files(&args.files)?;
+    let recogniser = Recogniser::load(args, &config, &options)?;
+    let mut exit = Exit::Ok;
+    for file in &files {
+        let heard = match bytes(file) {
+            Ok(bytes) => recogniser.hear(bytes, &options, &file.display().to_string()),
+            Err(message) => Err(message),
+        };
+        match heard {
+            Ok(out) => {
+                if let Some(warning) = &out.warning {
+                    terminal::complain(&format!("{}: {warning}", file.display()));
+                }
+                let text = formats::write(&out, options.task, format(args.format));
+                let written =
+                    match (&args.output, files.len() > 1 && matches!(args.format, TranscriptFormat::Text)) {
+                        (Some(folder), _) => save(folder, file, args.format, &text)?,
+                        (None, true) => terminal::say(&format!("{}: {text}", file.display())),
+                        (None, false) => terminal::say(&text),
+                    };
+                if written.is_err() {
+                    // Nobody reads any more.
+                    return Ok(exit);
+                }
+            }
+            Err(message) => {
+                terminal::complain(&format!("{}: {message}", file.display()));
+                exit = Exit::Failure;
+            }
+        }
+    }
+    Ok(exit)
+}
+
+fn format(format: TranscriptFormat) -> Format {
+    match format {
+        TranscriptFormat::Text => Format::Text,
+        TranscriptFormat::Srt => Format::Srt,
+        TranscriptFormat::Vtt => Format::Vtt,
+        TranscriptFormat::Json => Format::Json,
+        TranscriptFormat::VerboseJson => Format::VerboseJson,
+    }
+}
+
+fn options(args: &TranscribeArgs) -> Result<SpeechOptions, Stop> {
+    let mut options = SpeechOptions::default();
+    if let Some(name) = args.language.as_deref().filter(|name| !name.eq_ignore_ascii_case("auto")) {
+        let unknown =
+            || Stop::new(Exit::Usage, format!("--language {name}: give a code such as en, de, ja, or auto"));
+        options.language = Some(language_code(name).ok_or_else(unknown)?);
+    }
+    if !(1..=16).contains(&args.beam_size) {
+        return Err(Stop::new(Exit::Usage, "--beam-size: from 1 to 16"));
+    }
+    options.beam_size = args.beam_size;
+    options.words = args.words;
+    options.task = if args.translate { Task::Translate } else { Task::Transcribe };
+    options.prompt = args.prompt.clone().unwrap_or_default();
+    if args.no_vad {
+        options.vad = None;
+    }
+    Ok(options)
+}
+
+/// The files that are meant: folders stand for the audio in them, `-` for stdin.
+fn files(given: &[PathBuf]) -> Result<Vec<PathBuf>, Stop> {
+    let mut files = Vec::new();
+    for path in given {
+        if !path.is_dir() {
+            files.push(path.clone());
+            continue;
+        }
+        let entries = std::fs::read_dir(path)
+            .map_err(|error| Stop::new(Exit::Failure, format!("{}: {error}", path.display())))?;
+        let is_audio = |path: &PathBuf| {
+            let ending = path.extension().map(|ending| ending.to_string_lossy().to_lowercase());
+            path.is_file() && ending.is_some_and(|ending| AUDIO.contains(&ending.as_str()))
+        };
+        let mut inside: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_audio).collect();
+        if inside.is_empty() {
+            return Err(Stop::new(Exit::Failure, format!("{} holds no audio files", path.display())));
+        }
+        inside.sort();
+        files.extend(inside);
+    }
+    Ok(files)
+}
+
+fn bytes(file: &Path) -> Result<Vec<u8>, String> {
+    if file != Path::new("-") {
+        return std::fs::read(file).map_err(|error| error.to_string());
+    }
+    let mut bytes = Vec::new();
+    std::io::stdin().lock().read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    Ok(bytes)
+}
+
+/// Writes a transcript beside others, named after its recording.
+fn save(
+    folder: &Path,
+    file: &Path,
+    format: TranscriptFormat,
+    text: &str,
+) -> Result<std::io::Result<()>, Stop> {
+    let ending = match format {
+        TranscriptFormat::Text => "txt",
+        TranscriptFormat::Srt => "srt",
+        TranscriptFormat::Vtt => "vtt",
+        TranscriptFormat::Json | TranscriptFormat::VerboseJson => "json",
+    };
+    let stem = file.file_stem().filter(|_| file != Path::new("-"));
+    let name = stem.map_or_else(|| "stdin".into(), |stem| stem.to_string_lossy().into_owned());
+    let path = folder.join(format!("{name}.{ending}"));
+    let done = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&path, text));
+    done.map_err(|error| Stop::new(Exit::Failure, format!("{}: {error}", path.display())))?;
+    terminal::note(&format!("{}\n", path.display()));
+    Ok(Ok(()))
+}
+
+/// A loaded model.
+struct Recogniser {
+    compute: Direct,
+    tokens: SpeechTokens,
+    mels: usize,
+}
+
+impl Recogniser {
+    fn load(args: &TranscribeArgs, config: &Config, options: &SpeechOptions) -> Result<Self, Stop> {
+        let path = match (&args.model, demo::named("demo-speech")) {
+            (Some(path), _) => path.clone(),
+            (None, Some(demo)) => demo.fetch()?,
+            (None, None) => return Err(Stop::new(Exit::Usage, "--model: which speech model?")),
+        };
+        let mut config = config.clone();
+        if config.engine.device == DeviceChoice::Auto {
+            // Its operators are written for the CPU backend so far.
+            config.engine.device = DeviceChoice::Cpu;
+        }
+        let failed = |error: greenroom::types::LoadError| Stop::new(Exit::Config, error.to_string());
+        let loaded = SpeechFolder::new(&path, &config).map_err(failed)?.load().map_err(failed)?;
+        let usage = |message: &str| Err(Stop::new(Exit::Usage, message));
+        if options.task == Task::Translate && !loaded.tokens.translates() {
+            return usage(
+                "--translate: this model cannot translate; use a multilingual one, not turbo or distilled",
+            );
+        }
+        if options.language.is_some_and(|code| loaded.tokens.language(code).is_none())
+            || (!loaded.tokens.is_multilingual() && options.language.is_some_and(|code| code != "en"))
+        {
+            return usage("--language: this model does not know it");
+        }
+        let engine = loaded.engine.start().map_err(|error| Stop::new(Exit::Failure, error.to_string()))?;
+        Ok(Self { compute: Direct(EngineCell::new(engine)), tokens: loaded.tokens, mels: loaded.dims.mels })
+    }
+
+    /// Recognises one file; a bar on stderr, where that is a terminal, says how far it is.
+    fn hear(&self, bytes: Vec<u8>, options: &SpeechOptions, name: &str) -> Result<Transcription, String> {
+        if bytes.is_empty() {
+            return Err("the file is empty".into());
+        }
+        let (sender, receiver) = mpsc::channel(WAITING_BLOCKS);
+        let (vad, mels) = (options.vad, self.mels);
+        let over = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&over);
+        let reader = std::thread::Builder::new().name("greenroom-audio".into()).spawn(move || {
+            let recording = Recording::Encoded(bytes.into());
+            let mut send = |item| sender.blocking_send(item).is_ok();
+            let mut goes_on = || !stopped.load(Ordering::Relaxed);
+            feed(&recording, &AudioLimits::default(), mels, vad, &mut send, &mut goes_on);
+        });
+        let reader = reader.map_err(|error| error.to_string())?;
+        let target = match std::io::stderr().is_terminal() {
+            true => ProgressDrawTarget::stderr(),
+            false => ProgressDrawTarget::hidden(),
+        };
+        let bar = ProgressBar::with_draw_target(None, target).with_message(name.to_owned());
+        if let Ok(style) = ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} s, {eta} left") {
+            bar.set_style(style);
+        }
+        let mut tell = |progress: Progress<'_>| match progress {
+            Progress::Surveyed(survey) => bar.set_length(survey.seconds() as u64),
+            Progress::Done(seconds) => bar.set_position(seconds as u64),
+            Progress::Segment(_) => {}
+        };
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().build().map_err(|error| error.to_string())?;
+        let heard = recognise(&self.compute, &self.tokens, options, receiver, &mut tell);
+        let heard = runtime.block_on(heard).map_err(|error| error.to_string());
+        over.store(true, Ordering::Relaxed);
+        // It has ended, or ends at its next block.
+        let _panicked = reader.join();
+        bar.finish_and_clear();
+        heard
+    }
+}
