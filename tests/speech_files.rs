@@ -8,10 +8,10 @@ use greenroom::config::{Config, KvType};
 use greenroom::model::speech::audio::AudioLimits;
 use greenroom::model::speech::compute::{Direct, EngineCell};
 use greenroom::model::speech::features::{Recording, feed};
-use greenroom::model::speech::options::SpeechOptions;
-use greenroom::model::speech::recognise::{Transcription, recognise};
+use greenroom::model::speech::recognise::recognise;
 use greenroom::model::speech::source::{SpeechFolder, SpeechSource};
 use greenroom::model::speech::tokens::SpeechTokens;
+use greenroom::types::speech::{SpeechOptions, Transcription, language_code};
 
 struct Recogniser {
     compute: Direct,
@@ -66,8 +66,7 @@ fn against_the_reference(model: &str, golden: &str) {
     let (mut words, mut near) = (0, 0);
     for (clip, expected) in golden["clips"].as_object().unwrap() {
         let mut options = reference();
-        options.language =
-            expected["language"].as_str().and_then(greenroom::model::speech::tokens::language_code);
+        options.language = expected["language"].as_str().and_then(language_code);
         let got = recogniser.hear(clip, &options);
         println!("{clip}: {}", got.text());
         assert_eq!(got.text(), expected["text"].as_str().unwrap().trim(), "{clip}");

@@ -9,11 +9,10 @@ use greenroom::config::{Config, DeviceChoice};
 use greenroom::model::speech::audio::AudioLimits;
 use greenroom::model::speech::compute::{Direct, EngineCell};
 use greenroom::model::speech::features::{Recording, feed};
-use greenroom::model::speech::formats::{self, Format};
-use greenroom::model::speech::options::SpeechOptions;
-use greenroom::model::speech::recognise::{Progress, Transcription, recognise};
+use greenroom::model::speech::recognise::{Progress, recognise};
 use greenroom::model::speech::source::{SpeechFolder, SpeechSource};
-use greenroom::model::speech::tokens::{SpeechTokens, Task, language_code};
+use greenroom::model::speech::tokens::SpeechTokens;
+use greenroom::types::speech::{self, Format, SpeechOptions, Task, Transcription, language_code};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tokio::sync::mpsc;
 
@@ -45,7 +44,7 @@ pub(super) fn transcribe(args: &TranscribeArgs) -> Result<Exit, Stop> {
                 if let Some(warning) = &out.warning {
                     terminal::complain(&format!("{}: {warning}", file.display()));
                 }
-                let text = formats::write(&out, options.task, format(args.format));
+                let text = speech::write(&out, options.task, format(args.format));
                 let written =
                     match (&args.output, files.len() > 1 && matches!(args.format, TranscriptFormat::Text)) {
                         (Some(folder), _) => save(folder, file, args.format, &text)?,

@@ -11,6 +11,7 @@ pub mod ids;
 pub mod request;
 pub mod sampling;
 pub mod size;
+pub mod speech;
 pub mod terms;
 pub mod ticket;
 pub mod trace;

@@ -2,9 +2,9 @@
 
 use super::LogitsOf;
 use super::compute::{AskedRow, Compute, Sequence, SpeechError, Window};
-use super::options::SpeechOptions;
 use super::rules::{self, Rules, compression_ratio};
 use super::tokens::SpeechTokens;
+use crate::types::speech::SpeechOptions;
 
 /// Tokens of a prompt that are computed in one step.
 const PROMPT_CHUNK: usize = 48;

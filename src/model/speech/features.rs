@@ -10,8 +10,9 @@ use bytes::Bytes;
 
 use super::audio::{AudioError, AudioLimits, Decoder, Source};
 use super::mel::{self, MelStream};
-use super::vad::{Stretches, VadOptions, VadStream};
+use super::vad::{Stretches, VadStream};
 use super::{HOP, SAMPLE_RATE};
+use crate::types::speech::VadOptions;
 
 /// Samples of a recording that are kept rather than decoded again: 10 minutes, 38 MB.
 const KEPT: usize = 600 * SAMPLE_RATE as usize;

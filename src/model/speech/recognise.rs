@@ -6,40 +6,17 @@ use super::compute::{AskedRow, Compute, SpeechError, Window};
 use super::decode::{Decoded, WindowTask};
 use super::features::{Feed, Survey};
 use super::mel;
-use super::options::SpeechOptions;
 use super::rules::log_sum_exp;
-use super::segments::{self, Segment};
+use super::segments;
 use super::tokens::SpeechTokens;
 use super::words::Aligner;
 use super::{LogitsOf, WINDOW_FRAMES};
+use crate::types::speech::{Segment, SpeechOptions, Transcription};
 
 /// Above this temperature a window's text is not told to the next one.
 const RESET_ABOVE: f64 = 0.5;
 /// Tokens of what was said before, at most, one for the announcement not counted.
 const PREVIOUS: usize = 223;
-
-/// What became of a recording.
-#[derive(Clone, Debug, Default, PartialEq)]
-#[non_exhaustive]
-pub struct Transcription {
-    /// Code of the language; `None` where nobody spoke and none was given.
-    pub language: Option<&'static str>,
-    /// How sure that is; 1 where it was given.
-    pub language_probability: f64,
-    /// Seconds of the recording.
-    pub duration: f64,
-    /// In order.
-    pub segments: Vec<Segment>,
-    /// Why the audio ended early, where it did.
-    pub warning: Option<String>,
-}
-
-impl Transcription {
-    /// All text.
-    pub fn text(&self) -> String {
-        self.segments.iter().map(|segment| segment.text.as_str()).collect::<String>().trim().to_owned()
-    }
-}
 
 /// What a recogniser tells while it works.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,40 +2,10 @@
 
 use super::decode::Decoded;
 use super::tokens::SpeechTokens;
-use super::words::Word;
+use crate::types::speech::Segment;
 
 /// Frames of a timestamp's step of 0.02 s.
 const FRAMES_PER_STEP: usize = 2;
-
-/// A stretch of text with its times, in seconds of the recording.
-#[derive(Clone, Debug, Default, PartialEq)]
-#[non_exhaustive]
-pub struct Segment {
-    /// From 0, in the recording.
-    pub id: usize,
-    /// First frame of its window.
-    pub seek: usize,
-    /// Seconds.
-    pub start: f64,
-    /// Seconds.
-    pub end: f64,
-    /// With its leading space.
-    pub text: String,
-    /// Timestamps included.
-    pub tokens: Vec<u32>,
-    /// Of its text tokens.
-    pub logprobs: Vec<f32>,
-    /// That its window was accepted at.
-    pub temperature: f64,
-    /// Of its window.
-    pub avg_logprob: f64,
-    /// Of its window.
-    pub compression_ratio: f64,
-    /// Of its window.
-    pub no_speech_prob: f64,
-    /// Where they were asked for.
-    pub words: Vec<Word>,
-}
 
 /// What a window's tokens come to.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,131 +2,9 @@
 
 use crate::model::tokenizer::Tokenizer;
 use crate::types::TokenId;
+use crate::types::speech::{LANGUAGES, Task, language_code};
 
 use super::WhisperDims;
-
-/// Codes of languages in the order of their ids, and their names; the last one exists in large-v3 and later.
-pub const LANGUAGES: [(&str, &str); 100] = [
-    ("en", "english"),
-    ("zh", "chinese"),
-    ("de", "german"),
-    ("es", "spanish"),
-    ("ru", "russian"),
-    ("ko", "korean"),
-    ("fr", "french"),
-    ("ja", "japanese"),
-    ("pt", "portuguese"),
-    ("tr", "turkish"),
-    ("pl", "polish"),
-    ("ca", "catalan"),
-    ("nl", "dutch"),
-    ("ar", "arabic"),
-    ("sv", "swedish"),
-    ("it", "italian"),
-    ("id", "indonesian"),
-    ("hi", "hindi"),
-    ("fi", "finnish"),
-    ("vi", "vietnamese"),
-    ("he", "hebrew"),
-    ("uk", "ukrainian"),
-    ("el", "greek"),
-    ("ms", "malay"),
-    ("cs", "czech"),
-    ("ro", "romanian"),
-    ("da", "danish"),
-    ("hu", "hungarian"),
-    ("ta", "tamil"),
-    ("no", "norwegian"),
-    ("th", "thai"),
-    ("ur", "urdu"),
-    ("hr", "croatian"),
-    ("bg", "bulgarian"),
-    ("lt", "lithuanian"),
-    ("la", "latin"),
-    ("mi", "maori"),
-    ("ml", "malayalam"),
-    ("cy", "welsh"),
-    ("sk", "slovak"),
-    ("te", "telugu"),
-    ("fa", "persian"),
-    ("lv", "latvian"),
-    ("bn", "bengali"),
-    ("sr", "serbian"),
-    ("az", "azerbaijani"),
-    ("sl", "slovenian"),
-    ("kn", "kannada"),
-    ("et", "estonian"),
-    ("mk", "macedonian"),
-    ("br", "breton"),
-    ("eu", "basque"),
-    ("is", "icelandic"),
-    ("hy", "armenian"),
-    ("ne", "nepali"),
-    ("mn", "mongolian"),
-    ("bs", "bosnian"),
-    ("kk", "kazakh"),
-    ("sq", "albanian"),
-    ("sw", "swahili"),
-    ("gl", "galician"),
-    ("mr", "marathi"),
-    ("pa", "punjabi"),
-    ("si", "sinhala"),
-    ("km", "khmer"),
-    ("sn", "shona"),
-    ("yo", "yoruba"),
-    ("so", "somali"),
-    ("af", "afrikaans"),
-    ("oc", "occitan"),
-    ("ka", "georgian"),
-    ("be", "belarusian"),
-    ("tg", "tajik"),
-    ("sd", "sindhi"),
-    ("gu", "gujarati"),
-    ("am", "amharic"),
-    ("yi", "yiddish"),
-    ("lo", "lao"),
-    ("uz", "uzbek"),
-    ("fo", "faroese"),
-    ("ht", "haitian creole"),
-    ("ps", "pashto"),
-    ("tk", "turkmen"),
-    ("nn", "nynorsk"),
-    ("mt", "maltese"),
-    ("sa", "sanskrit"),
-    ("lb", "luxembourgish"),
-    ("my", "myanmar"),
-    ("bo", "tibetan"),
-    ("tl", "tagalog"),
-    ("mg", "malagasy"),
-    ("as", "assamese"),
-    ("tt", "tatar"),
-    ("haw", "hawaiian"),
-    ("ln", "lingala"),
-    ("ha", "hausa"),
-    ("ba", "bashkir"),
-    ("jw", "javanese"),
-    ("su", "sundanese"),
-    ("yue", "cantonese"),
-];
-
-/// Other names of languages.
-const ALIASES: [(&str, &str); 15] = [
-    ("burmese", "my"),
-    ("valencian", "ca"),
-    ("flemish", "nl"),
-    ("haitian", "ht"),
-    ("letzeburgesch", "lb"),
-    ("pushto", "ps"),
-    ("panjabi", "pa"),
-    ("moldavian", "ro"),
-    ("moldovan", "ro"),
-    ("sinhalese", "si"),
-    ("castilian", "es"),
-    ("mandarin", "zh"),
-    ("jv", "jw"),
-    ("nb", "no"),
-    ("zh-hk", "yue"),
-];
 
 /// What is never said, besides special tokens: the English vocabulary's ids.
 const UNSPOKEN_ENGLISH: [u32; 84] = [
@@ -147,16 +25,6 @@ const UNSPOKEN: [u32; 82] = [
 
 /// A word's space alone, which does not begin a text.
 const SPACE: u32 = 220;
-
-/// What is to be written.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Task {
-    /// What is said.
-    #[default]
-    Transcribe,
-    /// The same in English.
-    Translate,
-}
 
 /// See the module.
 #[derive(Debug)]
@@ -300,20 +168,4 @@ impl SpeechTokens {
         };
         String::from_utf8_lossy(&bytes[..whole]).into_owned()
     }
-}
-
-/// The code of a language by its code, its name or a tag, in any case; `None` where nobody knows it.
-pub fn language_code(name: &str) -> Option<&'static str> {
-    let name = name.trim().to_lowercase().replace('_', "-");
-    let known = |wanted: &str| {
-        let of =
-            LANGUAGES.iter().find(|(code, name)| *code == wanted || *name == wanted).map(|(code, _)| *code);
-        of.or_else(|| ALIASES.iter().find(|(alias, _)| *alias == wanted).map(|(_, code)| *code))
-    };
-    known(&name).or_else(|| known(name.split('-').next()?))
-}
-
-/// The English name of a language's code.
-pub fn language_name(code: &str) -> &str {
-    LANGUAGES.iter().find(|(known, _)| *known == code).map_or(code, |(_, name)| name)
 }

@@ -2,9 +2,9 @@
 
 use super::compute::{AskedRow, Compute, Sequence, SpeechError, Window};
 use super::rules::log_sum_exp;
-use super::segments::Segment;
 use super::tokens::SpeechTokens;
 use super::{LogitsOf, SpeechOut};
+use crate::types::speech::{Segment, Word};
 
 /// Encoder positions a second.
 const POSITIONS_PER_SECOND: f64 = 50.0;
@@ -20,22 +20,6 @@ const APPENDED: &str = "\"'.。,，!！?？:：”)]}、";
 const SENTENCE_ENDS: &str = ".。!！?？";
 /// Languages without spaces: each whole character is a word.
 const SPACELESS: [&str; 6] = ["zh", "ja", "th", "lo", "my", "yue"];
-
-/// A word, its times in seconds of the recording.
-#[derive(Clone, Debug, Default, PartialEq)]
-#[non_exhaustive]
-pub struct Word {
-    /// With its leading space; punctuation joined.
-    pub word: String,
-    /// Seconds.
-    pub start: f64,
-    /// Seconds.
-    pub end: f64,
-    /// Mean of its tokens'.
-    pub probability: f64,
-    /// How many tokens it is.
-    tokens: usize,
-}
 
 /// The forced pass over a window's text: `scores` `[heads][tokens][positions]` with the heads' rows of all
 /// tokens but `eot`, and each text token's probability.

@@ -5,7 +5,7 @@ mod net;
 mod stretches;
 
 pub use net::{FRAME, SpeechNet, SpeechState};
-pub use stretches::{Stretches, VadOptions};
+pub use stretches::Stretches;
 
 /// Probabilities of speech, frame by frame, as samples come.
 pub struct VadStream {

@@ -3,38 +3,7 @@
 use std::ops::Range;
 
 use super::FRAME;
-
-/// How speech is told from silence. Times in milliseconds.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct VadOptions {
-    /// Speech begins at this probability; it may end 0.15 below.
-    pub threshold: f32,
-    /// Shorter speech is none.
-    pub min_speech_ms: u32,
-    /// Longer speech is cut, at a silence where there is one. `None`: never.
-    pub max_speech_ms: Option<u32>,
-    /// Speech ends with a silence as long as this.
-    pub min_silence_ms: u32,
-    /// Kept before and after.
-    pub pad_ms: u32,
-}
-
-impl VadOptions {
-    /// For a recording that is decoded as one.
-    pub const FILE: Self =
-        Self { threshold: 0.5, min_speech_ms: 0, max_speech_ms: None, min_silence_ms: 2000, pad_ms: 400 };
-    /// For a recording that is decoded in pieces.
-    pub const PIECES: Self = Self {
-        threshold: 0.5,
-        min_speech_ms: 0,
-        max_speech_ms: Some(30_000),
-        min_silence_ms: 160,
-        pad_ms: 400,
-    };
-    /// For dictation.
-    pub const LIVE: Self =
-        Self { threshold: 0.5, min_speech_ms: 120, max_speech_ms: None, min_silence_ms: 600, pad_ms: 300 };
-}
+use crate::types::speech::VadOptions;
 
 /// A silence of so many samples lets over-long speech be cut there.
 const CUT_SILENCE: usize = 1568;

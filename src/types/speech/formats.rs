@@ -2,9 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::recognise::Transcription;
-use super::segments::Segment;
-use super::tokens::{Task, language_name};
+use super::{Segment, Task, Transcription, Word, language_name};
 
 /// How a transcription is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -70,7 +68,7 @@ fn hundredths(seconds: f64) -> f64 {
 /// OpenAI's `verbose_json`; words where the segments have them.
 pub fn verbose(transcription: &Transcription, task: Task) -> Value {
     let words = |segment: &Segment| -> Vec<Value> {
-        let word = |word: &super::words::Word| json!({"word": word.word.trim(), "start": word.start, "end": word.end});
+        let word = |word: &Word| json!({"word": word.word.trim(), "start": word.start, "end": word.end});
         segment.words.iter().map(word).collect()
     };
     let segments: Vec<Value> = transcription
@@ -119,7 +117,8 @@ pub fn json(transcription: &Transcription) -> Value {
     json!({"text": transcription.text(), "usage": usage(transcription)})
 }
 
-fn usage(transcription: &Transcription) -> Value {
+/// How long the recording was, as OpenAI counts.
+pub fn usage(transcription: &Transcription) -> Value {
     json!({"type": "duration", "seconds": transcription.duration.ceil() as u64})
 }
 

@@ -1,0 +1,88 @@
+//! Speech as plain data: what may be asked, and what was said.
+
+mod formats;
+mod languages;
+mod options;
+
+pub use formats::{Format, json, srt, usage, verbose, vtt, write};
+pub use languages::{LANGUAGES, language_code, language_name};
+pub use options::{SpeechOptions, VadOptions};
+
+/// What is to be written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Task {
+    /// What is said.
+    #[default]
+    Transcribe,
+    /// The same in English.
+    Translate,
+}
+
+/// A word, its times in seconds of the recording.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Word {
+    /// With its leading space; punctuation joined.
+    pub word: String,
+    /// Seconds.
+    pub start: f64,
+    /// Seconds.
+    pub end: f64,
+    /// Mean of its tokens'.
+    pub probability: f64,
+    /// How many tokens it is.
+    pub tokens: usize,
+}
+
+/// A stretch of text with its times, in seconds of the recording.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Segment {
+    /// From 0, in the recording.
+    pub id: usize,
+    /// First frame of its window.
+    pub seek: usize,
+    /// Seconds.
+    pub start: f64,
+    /// Seconds.
+    pub end: f64,
+    /// With its leading space.
+    pub text: String,
+    /// Timestamps included.
+    pub tokens: Vec<u32>,
+    /// Of its text tokens.
+    pub logprobs: Vec<f32>,
+    /// That its window was accepted at.
+    pub temperature: f64,
+    /// Of its window.
+    pub avg_logprob: f64,
+    /// Of its window.
+    pub compression_ratio: f64,
+    /// Of its window.
+    pub no_speech_prob: f64,
+    /// Where they were asked for.
+    pub words: Vec<Word>,
+}
+
+/// What became of a recording.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Transcription {
+    /// Code of the language; `None` where nobody spoke and none was given.
+    pub language: Option<&'static str>,
+    /// How sure that is; 1 where it was given.
+    pub language_probability: f64,
+    /// Seconds of the recording.
+    pub duration: f64,
+    /// In order.
+    pub segments: Vec<Segment>,
+    /// Why the audio ended early, where it did.
+    pub warning: Option<String>,
+}
+
+impl Transcription {
+    /// All text.
+    pub fn text(&self) -> String {
+        self.segments.iter().map(|segment| segment.text.as_str()).collect::<String>().trim().to_owned()
+    }
+}
