@@ -185,7 +185,7 @@ fn ready_text(served: &Served) -> Result<Arc<TextModel>, Refusal> {
 }
 
 /// An id and a seed from the system's randomness.
-fn draw() -> Result<(RequestId, u64), Refusal> {
+pub(crate) fn draw() -> Result<(RequestId, u64), Refusal> {
     let mut bytes = [0u8; 24];
     getrandom::fill(&mut bytes)
         .map_err(|error| Refusal::Internal { message: format!("no randomness: {error}") })?;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use actix::Message;
+use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use crate::actors::scheduler::disk::{DiskOrder, ReadId, ReadPieces};
@@ -19,6 +20,7 @@ use crate::cache::Namespace;
 use crate::cache::ssd::{Codec, ScanReport, SegmentHead, SegmentId};
 use crate::model::LoadedModel;
 use crate::model::text::TextModel;
+use crate::types::speech::{SpeechEvent, SpeechFailure, SpeechOptions, Transcription};
 use crate::types::{
     ChatEvent, ChatRequest, Epoch, PreparedPrompt, Refusal, RequestId, Terms, Ticket, TokenId,
 };
@@ -110,21 +112,99 @@ pub(crate) struct RunNative {
     pub(crate) job: Box<dyn NativeJob>,
 }
 
-/// Asks for a transcription. From an HTTP handler, or a host's own actor.
-///
-/// There is no speech model yet: every reply is a refusal that says so.
+/// A recording to be written down. From a handler or a host's own actor to the transcription service.
 #[derive(Message, Clone, Debug, Default)]
-#[rtype(result = "Result<Transcript, Refusal>")]
+#[rtype(result = "Result<TranscriptStream, Refusal>")]
 #[non_exhaustive]
-pub struct Transcribe {}
-
-/// A transcription; cannot be made yet.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Transcript {
-    /// What was said.
-    pub text: String,
+pub struct Transcribe {
+    /// The file, of any kind that is supported, whatever it is called.
+    pub audio: Bytes,
+    /// What is asked.
+    pub options: SpeechOptions,
+    /// Id of the speech model; `None`: the one there is.
+    pub model: Option<String>,
 }
+
+impl Transcribe {
+    /// A recording, with these options.
+    pub fn new(audio: Bytes, options: SpeechOptions) -> Self {
+        Self { audio, options, model: None }
+    }
+}
+
+/// Events of a recording. Dropping it cancels the work.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct TranscriptStream {
+    /// Of the request.
+    pub id: RequestId,
+    /// Who hears.
+    pub model: String,
+    pub(crate) events: mpsc::UnboundedReceiver<SpeechEvent>,
+}
+
+impl TranscriptStream {
+    /// The next event; `None` after the last one.
+    ///
+    /// # Cancellation
+    /// Safe.
+    pub async fn next(&mut self) -> Option<SpeechEvent> {
+        self.events.recv().await
+    }
+
+    /// All of it.
+    ///
+    /// # Errors
+    /// See [`SpeechFailure`].
+    pub async fn whole(mut self) -> Result<Transcription, SpeechFailure> {
+        while let Some(event) = self.next().await {
+            match event {
+                SpeechEvent::Done(transcription) => return Ok(transcription),
+                SpeechEvent::Failed(failure) => return Err(failure),
+                SpeechEvent::Started { .. } | SpeechEvent::Segment(_) => {}
+            }
+        }
+        Err(SpeechFailure::ShuttingDown)
+    }
+}
+
+/// How the transcription service is. To it from anybody.
+#[derive(Message, Clone, Copy, Debug, Default)]
+#[rtype(result = "Option<SpeechStatus>")]
+pub struct SpeechStatistics;
+
+/// See [`SpeechStatistics`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SpeechStatus {
+    /// Id of the model.
+    pub model: String,
+    /// Its weights are in memory.
+    pub is_resident: bool,
+    /// Bytes of them.
+    pub weight_bytes: u64,
+    /// Bytes of what is being heard.
+    pub state_bytes: u64,
+    /// Recordings that are worked on.
+    pub running: u64,
+    /// Recordings that wait.
+    pub queued: u64,
+    /// Since the start.
+    pub requests: u64,
+    /// Given up by their clients.
+    pub cancelled: u64,
+    /// Loads since the start.
+    pub loads: u64,
+    /// Unloads since the start.
+    pub unloads: u64,
+    /// How long the latest load took.
+    pub last_load_ms: u64,
+}
+
+/// Gives the speech model's weights back, unless somebody needs them: whether it did.
+#[derive(Message, Clone, Copy, Debug, Default)]
+#[rtype(result = "bool")]
+pub struct UnloadSpeech;
 
 /// What became of a model's engine. From the scheduler to the gateway, one a change.
 #[derive(Message, Clone)]

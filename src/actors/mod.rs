@@ -11,7 +11,8 @@
 //! | gateway → scheduler | `Admit` | `Result<Accepted, Refusal>`, at once | ticket moves in |
 //! | anybody with a ticket → scheduler | `RunNative` | `Result<Accepted, Refusal>`, at once | ticket moves in |
 //! | loader thread ⇢ scheduler | `Loaded` | – | one a load |
-//! | handler or host → transcription | [`Transcribe`] | a refusal, at once | – |
+//! | handler or host → transcription | [`Transcribe`] | `Result<TranscriptStream, Refusal>`, at once | places: running + queue, taken without waiting |
+//! | anybody → transcription | [`SpeechStatistics`], [`UnloadSpeech`] | at once | – |
 //! | scheduler ⇢ gateway | `EngineState` | – | one a change |
 //! | scheduler ⇢ prompt cache | `Reset` | – | one an epoch |
 //! | prompt cache ⇢ scheduler | `CloseReleased` | – | one an order to clear |
@@ -21,7 +22,7 @@
 //! | stop → prompt cache | `FlushDisk` | `()`, once all is written | one |
 //! | anybody → prompt cache | [`CacheStatistics`], [`ClearCache`] | `CacheReport`, at once | – |
 //! | anybody → prompt cache | [`ListSessions`], [`ChangeSession`] | at once | – |
-//! | drain → gateway, schedulers | `Drain` | `Drained` | one |
+//! | drain → gateway, schedulers, transcription | `Drain` | `Drained` | one |
 //! | stop → gateway | `Halt` | `()` | one |
 //!
 //! Not messages: tokens (a bounded channel a request with one slot reserved for the
@@ -46,7 +47,7 @@ pub mod wiring;
 
 pub use messages::{
     CacheReport, CacheStatistics, ChangeSession, ChatStream, ClearCache, ListSessions, OpenChat,
-    SessionChange, SessionReport, Transcribe, Transcript,
+    SessionChange, SessionReport, SpeechStatistics, SpeechStatus, Transcribe, TranscriptStream, UnloadSpeech,
 };
 pub use scheduler::restart::RestartPolicy;
 pub use status::{Health, ModelState, ModelStatus};

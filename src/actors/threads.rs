@@ -23,7 +23,7 @@ use crate::actors::scheduler::disk::{Segments, SharedSegments};
 use crate::actors::scheduler::restart::RestartPolicy;
 use crate::actors::scheduler::{BatchScheduler, SchedulerParts};
 use crate::actors::ssd_writer::{SsdSettings, SsdWriter};
-use crate::actors::transcription::TranscriptionService;
+use crate::actors::transcription::{SpeechParts, TranscriptionService};
 use crate::actors::turns::ComputeTurns;
 use crate::actors::wiring::StartError;
 use crate::cache::ssd::Codec;
@@ -50,6 +50,8 @@ pub(crate) struct ComputeActors {
     pub(crate) loader: Loader,
     pub(crate) gateway: WeakRecipient<EngineState>,
     pub(crate) clock: Arc<dyn Clock>,
+    /// Where there is a speech model.
+    pub(crate) speech: Option<SpeechParts>,
 }
 
 /// Where the compute thread's actors are reached.
@@ -118,7 +120,8 @@ impl ComputeActors {
             }
         }
         let cache = cache.run(PromptCache { models, ssd, history: self.history, clock });
-        Addresses { schedulers, cache, transcription: TranscriptionService.start(), ssd: thread }
+        let transcription = TranscriptionService::new(self.speech, &turns).start();
+        Addresses { schedulers, cache, transcription, ssd: thread }
     }
 }
 

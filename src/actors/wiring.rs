@@ -14,7 +14,7 @@ use crate::actors::gateway::{Gateway, Served};
 use crate::actors::loader::Loader;
 use crate::actors::messages::{
     CacheStatistics, ChangeSession, ChatStream, ClearCache, Drain, FlushDisk, Halt, ListSessions, OpenChat,
-    Transcribe,
+    SpeechStatistics, SpeechStatus, Transcribe, TranscriptStream, UnloadSpeech,
 };
 use crate::actors::retry::RetryAdvice;
 use crate::actors::scheduler::BatchScheduler;
@@ -23,10 +23,12 @@ use crate::actors::scheduler::restart::RestartPolicy;
 use crate::actors::ssd_writer::SsdSettings;
 use crate::actors::status::{Board, Health, ModelStatus};
 use crate::actors::threads::{ComputeActors, Threads};
+use crate::actors::transcription::{SpeechParts, TranscriptionService};
 use crate::actors::watchdog::Watchdog;
 use crate::cache::TokenHistory;
 use crate::config::{Config, Problem};
 use crate::model::ModelSource;
+use crate::model::speech::source::SpeechSource;
 use crate::observe::{Gauges, Pulse, fields};
 use crate::types::{ChatRequest, Clock, LiveCount, Refusal, SystemClock, TicketOffice, TraceRing};
 
@@ -71,6 +73,7 @@ pub enum StartError {
 pub struct GreenroomBuilder {
     config: Config,
     models: Vec<Arc<dyn ModelSource>>,
+    speech: Option<Arc<dyn SpeechSource>>,
     clock: Arc<dyn Clock>,
     restarts: RestartPolicy,
 }
@@ -80,6 +83,13 @@ impl GreenroomBuilder {
     #[must_use]
     pub fn model(mut self, source: Arc<dyn ModelSource>) -> Self {
         self.models.push(source);
+        self
+    }
+
+    /// Adds the speech model; it is loaded with the first recording, or as `speech.preload` says.
+    #[must_use]
+    pub fn speech(mut self, source: Arc<dyn SpeechSource>) -> Self {
+        self.speech = Some(source);
         self
     }
 
@@ -114,7 +124,7 @@ impl GreenroomBuilder {
         // The gateway's address exists before it runs: the schedulers report to it.
         let gateway = Context::<Gateway>::new();
         let history = Arc::new(TokenHistory::default());
-        let compute = self.compute_actors(&gateway.address(), &gauges, &history, loader);
+        let compute = self.compute_actors(&gateway.address(), &gauges, &history, loader, &live);
         let pulses = compute.pulses();
         let addresses = threads.start_actors(compute).await?;
         let max_rows = self.config.scheduler.max_rows.max(1);
@@ -148,7 +158,11 @@ impl GreenroomBuilder {
         });
         let handles = Handles {
             open_chat: open_chat.recipient(),
-            transcribe: addresses.transcription.recipient(),
+            transcribe: addresses.transcription.clone().recipient(),
+            speech_statistics: addresses.transcription.clone().recipient(),
+            unload_speech: addresses.transcription.clone().recipient(),
+            speech_model: self.speech.as_ref().map(|source| source.id().to_owned()),
+            max_recording_bytes: self.config.speech.max_file_mib.saturating_mul(1 << 20),
             cache: addresses.cache.clone().recipient(),
             clear_cache: addresses.cache.clone().recipient(),
             list_sessions: addresses.cache.clone().recipient(),
@@ -160,7 +174,16 @@ impl GreenroomBuilder {
             traces,
         };
         let flush = addresses.cache.recipient();
-        Ok(Greenroom { handles, gateway, schedulers: addresses.schedulers, flush, live, threads })
+        let transcription = addresses.transcription;
+        Ok(Greenroom {
+            handles,
+            gateway,
+            schedulers: addresses.schedulers,
+            transcription,
+            flush,
+            live,
+            threads,
+        })
     }
 
     fn check(&self) -> Result<Vec<String>, StartError> {
@@ -184,6 +207,7 @@ impl GreenroomBuilder {
         gauges: &Arc<Gauges>,
         history: &Arc<TokenHistory>,
         loader: Loader,
+        live: &LiveCount,
     ) -> ComputeActors {
         ComputeActors {
             settings: self
@@ -207,6 +231,12 @@ impl GreenroomBuilder {
             loader,
             gateway: gateway.downgrade().recipient(),
             clock: Arc::clone(&self.clock),
+            speech: self.speech.clone().map(|source| SpeechParts {
+                source,
+                config: self.config.speech.clone(),
+                live: live.clone(),
+                clock: Arc::clone(&self.clock),
+            }),
         }
     }
 }
@@ -218,6 +248,7 @@ pub struct Greenroom {
     handles: Handles,
     gateway: Addr<Gateway>,
     schedulers: Vec<Addr<BatchScheduler>>,
+    transcription: Addr<TranscriptionService>,
     flush: Recipient<FlushDisk>,
     live: LiveCount,
     threads: Threads,
@@ -229,6 +260,7 @@ impl Greenroom {
         GreenroomBuilder {
             config,
             models: Vec::new(),
+            speech: None,
             clock: Arc::new(SystemClock::new()),
             restarts: RestartPolicy::default(),
         }
@@ -281,6 +313,8 @@ impl Greenroom {
         // Tasks of their own: an order that nobody waits for any more is still carried out.
         let ending: Vec<_> =
             self.schedulers.iter().map(|scheduler| tokio::spawn(scheduler.send(drain))).collect();
+        // A mailbox that is gone has nothing under way.
+        let _gone = tokio::time::timeout(LAST_WORDS, self.transcription.send(drain)).await;
         if tokio::time::timeout(LAST_WORDS, join_all(ending)).await.is_err() {
             tracing::error!(
                 target: fields::LIFE,
@@ -300,7 +334,7 @@ impl Greenroom {
         // What is kept goes to the disk before everything ends; a disk that is too slow for that loses it.
         let _late = tokio::time::timeout(LAST_WRITES, self.flush.send(FlushDisk)).await;
         let _gone = self.gateway.send(Halt).await;
-        drop((self.gateway, self.schedulers, self.flush, self.handles));
+        drop((self.gateway, self.schedulers, self.transcription, self.flush, self.handles));
         self.threads.join().await;
     }
 }
@@ -310,6 +344,10 @@ impl Greenroom {
 pub struct Handles {
     open_chat: Recipient<OpenChat>,
     transcribe: Recipient<Transcribe>,
+    speech_statistics: Recipient<SpeechStatistics>,
+    unload_speech: Recipient<UnloadSpeech>,
+    speech_model: Option<String>,
+    max_recording_bytes: usize,
     cache: Recipient<CacheStatistics>,
     clear_cache: Recipient<ClearCache>,
     list_sessions: Recipient<ListSessions>,
@@ -338,6 +376,37 @@ impl Handles {
     /// Where transcriptions go.
     pub fn transcribe(&self) -> &Recipient<Transcribe> {
         &self.transcribe
+    }
+
+    /// Has a recording written down.
+    ///
+    /// # Errors
+    /// See [`Refusal`].
+    pub async fn transcribe_file(&self, request: Transcribe) -> Result<TranscriptStream, Refusal> {
+        if self.is_draining() {
+            return Err(Refusal::Draining);
+        }
+        self.transcribe.send(request).await.unwrap_or(Err(Refusal::Draining))
+    }
+
+    /// Id of the speech model, where there is one.
+    pub fn speech_model(&self) -> Option<&str> {
+        self.speech_model.as_deref()
+    }
+
+    /// Bytes of the largest recording that is taken.
+    pub fn max_recording_bytes(&self) -> usize {
+        self.max_recording_bytes
+    }
+
+    /// How the speech model is; `None` without one.
+    pub async fn speech(&self) -> Option<SpeechStatus> {
+        self.speech_statistics.send(SpeechStatistics).await.ok().flatten()
+    }
+
+    /// Gives the speech model's weights back, unless they are in use: whether it did.
+    pub async fn unload_speech(&self) -> bool {
+        self.unload_speech.send(UnloadSpeech).await.unwrap_or(false)
     }
 
     /// Where questions about prompt reuse go.

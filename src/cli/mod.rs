@@ -134,6 +134,7 @@ struct EngineArgs {
 Examples:
   greenroom serve model.gguf --port 0               any free port
   greenroom serve model.gguf --unix-socket /run/greenroom/api.sock
+  greenroom serve model.gguf --speech-model whisper-tiny.en
   greenroom serve model.gguf --cache-dir ~/.cache/greenroom --cache-ssd-gb 50
   greenroom serve --config /etc/greenroom.toml --service systemd model.gguf
 Every setting: config/greenroom.toml. Each is also a variable: GREENROOM__HTTP__PORT=9000")]
@@ -155,6 +156,9 @@ struct ServeArgs {
     /// Gigabytes that this folder may hold
     #[arg(long, value_name = "N")]
     cache_ssd_gb: Option<f64>,
+    /// Beside it a Whisper model for /v1/audio: a folder, a name in the folder of models or a hub id
+    #[arg(long, value_name = "MODEL")]
+    speech_model: Option<String>,
     #[command(flatten)]
     engine: EngineArgs,
     /// Behave as this service manager expects

@@ -10,10 +10,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use greenroom::actors::Health;
-use greenroom::config::Config;
+use greenroom::config::{Config, DeviceChoice};
 use greenroom::http::{HttpFront, Listeners, Serving};
 use greenroom::model::ModelSource;
 use greenroom::model::source::FileModel;
+use greenroom::model::speech::source::{SpeechFolder, SpeechSource};
 use greenroom::{Greenroom, Handles};
 use tokio::sync::watch;
 
@@ -43,23 +44,39 @@ pub(super) fn serve(args: &ServeArgs) -> Result<Exit, Stop> {
     let model = FileModel::new(&found.path, &config)
         .map_err(|error| Stop::new(Exit::Config, error.to_string()))?
         .named(found.name);
+    let speech = speech_model(&config)?;
     let listeners =
         Listeners::bind(&config.http).map_err(|error| Stop::new(Exit::Unavailable, error.to_string()))?;
     let system = actix_rt::System::new();
-    system.block_on(live(config, Arc::new(model), listeners, args.service))
+    system.block_on(live(config, Arc::new(model), speech, listeners, args.service))
+}
+
+/// The speech model that the settings name. MLX has no operators for it yet, so it takes the CPU backend.
+fn speech_model(config: &Config) -> Result<Option<Arc<dyn SpeechSource>>, Stop> {
+    let Some(asked) = &config.speech.model else { return Ok(None) };
+    let found = home::model(Some(asked), config)?;
+    let mut config = config.clone();
+    config.engine.device = DeviceChoice::Cpu;
+    let folder = SpeechFolder::new(&found.path, &config);
+    let folder = folder.map_err(|error| Stop::new(Exit::Config, error.to_string()))?;
+    Ok(Some(Arc::new(folder.named(found.name))))
 }
 
 async fn live(
     config: Config,
     model: Arc<dyn ModelSource>,
+    speech: Option<Arc<dyn SpeechSource>>,
     listeners: Listeners,
     manager: Option<Manager>,
 ) -> Result<Exit, Stop> {
     let software = |error: &dyn std::fmt::Display| Stop::new(Exit::Software, error.to_string());
     let mut signals = StopSignals::listen().map_err(|error| software(&error))?;
     let name = model.id().to_owned();
-    let greenroom =
-        Greenroom::builder(config.clone()).model(model).start().await.map_err(|error| software(&error))?;
+    let mut builder = Greenroom::builder(config.clone()).model(model);
+    if let Some(speech) = speech {
+        builder = builder.speech(speech);
+    }
+    let greenroom = builder.start().await.map_err(|error| software(&error))?;
     let handles = greenroom.handles();
     let serving = HttpFront::serve(greenroom.handles(), &config.http, listeners)
         .map_err(|error| Stop::new(Exit::Unavailable, error.to_string()))?;

@@ -24,6 +24,9 @@ pub(super) fn for_serve(args: &ServeArgs) -> Result<Config, Stop> {
     } else if args.host.is_some() || args.port.is_some() {
         sources = sources.flag("--port", "http.tcp", true);
     }
+    if let Some(model) = &args.speech_model {
+        sources = sources.flag("--speech-model", "speech.model", model.clone());
+    }
     if let Some(dir) = &args.cache_dir {
         sources = sources.flag("--cache-dir", "cache.dir", dir.display().to_string());
     }

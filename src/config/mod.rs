@@ -30,6 +30,8 @@ pub struct Config {
     pub scheduler: SchedulerConfig,
     /// Reuse of what was computed.
     pub cache: CacheConfig,
+    /// Speech.
+    pub speech: SpeechConfig,
     /// The Hugging Face hub.
     pub hub: HubConfig,
     /// Operator's sampling defaults; unset = the model's own.
@@ -247,6 +249,47 @@ impl CacheConfig {
     /// Bytes that the folder may hold.
     pub fn ssd_bytes(&self) -> u64 {
         (self.ssd_gb * 1e9) as u64
+    }
+}
+
+/// The transcription service.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct SpeechConfig {
+    /// A speech model's folder, or its name or hub id; unset = none beside a chat model.
+    pub model: Option<String>,
+    /// Load it at the start, not with the first recording.
+    pub preload: bool,
+    /// Load it at the start and keep it.
+    pub resident: bool,
+    /// Seconds without a recording after which its weights are given back.
+    pub idle_unload_s: u64,
+    /// Recordings that are worked on at a time.
+    pub max_running: usize,
+    /// Recordings that may wait besides; more are refused with 429.
+    pub max_queue: usize,
+    /// Largest recording, MiB as uploaded.
+    pub max_file_mib: usize,
+    /// Longest recording, seconds.
+    pub max_seconds: u64,
+    /// Share of the compute thread's time while chat wants it as well; a chat model has 1.
+    pub weight: f64,
+}
+
+impl Default for SpeechConfig {
+    fn default() -> Self {
+        Self {
+            model: None,
+            preload: false,
+            resident: false,
+            idle_unload_s: 300,
+            max_running: 4,
+            max_queue: 16,
+            max_file_mib: 100,
+            max_seconds: 14_400,
+            weight: 0.5,
+        }
     }
 }
 

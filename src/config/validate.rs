@@ -119,6 +119,13 @@ impl Config {
         check.within_option("cache.memory_mib", self.cache.memory_mib, 1, 1 << 24);
         check.within("cache.ssd_gb", self.cache.ssd_gb, 0.00001, 1_000_000.0);
         check.within("cache.ssd_write_mib_s", self.cache.ssd_write_mib_s, 1, 1 << 20);
+        let speech = &self.speech;
+        check.within("speech.idle_unload_s", speech.idle_unload_s, 0, 31_536_000);
+        check.within("speech.max_running", speech.max_running, 1, 64);
+        check.within("speech.max_queue", speech.max_queue, 0, 10_000);
+        check.within("speech.max_file_mib", speech.max_file_mib, 1, 4096);
+        check.within("speech.max_seconds", speech.max_seconds, 1, 86_400);
+        check.within("speech.weight", speech.weight, 0.01, 100.0);
         check.within("trace.ring", self.trace.ring, 0, 4096);
     }
 

@@ -1,17 +1,316 @@
-//! `POST /v1/audio/transcriptions`: asks the transcription service, which says
-//! what it lacks. The upload is not read: nothing could be done with it.
+//! `POST /v1/audio/transcriptions` and `/translations`: a form with a file, answered whole or as events.
+//!
+//! Nothing is sent before the recording was looked through: a file that cannot be heard is a proper 400. A
+//! connection that goes away drops the stream of events, and that is the cancellation.
 
-use actix_web::{HttpResponse, web};
+use std::convert::Infallible;
+use std::time::Duration;
+
+use actix_multipart::{Multipart, MultipartError};
+use actix_web::http::StatusCode;
+use actix_web::http::header::{self, HeaderName, HeaderValue};
+use actix_web::{HttpRequest, HttpResponse, web};
+use bytes::{Bytes, BytesMut};
+use futures_util::{StreamExt, stream};
+use serde_json::{Value, json};
+use tokio::time::{Instant, timeout_at};
 
 use super::api_error::ApiError;
+use super::speech_request::{SpeechCall, read_form, too_large};
 use super::state::State;
-use crate::actors::Transcribe;
-use crate::types::Refusal;
+use crate::actors::{Transcribe, TranscriptStream};
+use crate::types::speech::{self, AudioFaultKind, Format, SpeechEvent, SpeechFailure, Task, Transcription};
 
-/// Answers a transcription request.
-pub(super) async fn transcriptions(state: web::Data<State>) -> Result<HttpResponse, ApiError> {
-    let reply = state.handles.transcribe().send(Transcribe::default()).await;
-    let transcript =
-        reply.unwrap_or(Err(Refusal::Draining)).map_err(|refusal| ApiError::from(refusal).closing())?;
-    Ok(HttpResponse::Ok().json(serde_json::json!({"text": transcript.text})))
+/// Largest text field, bytes.
+const MAX_FIELD: usize = 64 * 1024;
+/// Most fields of a form.
+const MAX_FIELDS: usize = 256;
+/// An upload of the largest size may take so many times the time of other bodies.
+const SLOW_UPLOADS: u32 = 10;
+/// A comment: keeps the connection alive.
+const HEARTBEAT: &[u8] = b": waiting\n\n";
+/// Says that a recording ended early.
+const WARNING: HeaderName = HeaderName::from_static("x-audio-warning");
+
+/// What is said.
+pub(super) async fn transcriptions(
+    request: HttpRequest,
+    payload: web::Payload,
+    state: web::Data<State>,
+) -> Result<HttpResponse, ApiError> {
+    answer(&request, payload, &state, Task::Transcribe).await
+}
+
+/// What is said, in English.
+pub(super) async fn translations(
+    request: HttpRequest,
+    payload: web::Payload,
+    state: web::Data<State>,
+) -> Result<HttpResponse, ApiError> {
+    answer(&request, payload, &state, Task::Translate).await
+}
+
+/// Gives the speech model's memory back.
+pub(super) async fn unload(state: web::Data<State>) -> HttpResponse {
+    let unloaded = state.handles.unload_speech().await;
+    let mut body = speech_body(&state).await;
+    body["unloaded"] = unloaded.into();
+    HttpResponse::Ok().json(body)
+}
+
+/// How the speech model is, for `/health` and `/stats`; an empty object without one.
+pub(super) async fn speech_body(state: &State) -> Value {
+    let Some(status) = state.handles.speech().await else { return json!({}) };
+    json!({
+        "model": status.model,
+        "resident": status.is_resident,
+        "weight_bytes": status.weight_bytes,
+        "state_bytes": status.state_bytes,
+        "running": status.running,
+        "queued": status.queued,
+        "requests": status.requests,
+        "cancelled": status.cancelled,
+        "loads": status.loads,
+        "unloads": status.unloads,
+        "last_load_ms": status.last_load_ms,
+    })
+}
+
+async fn answer(
+    request: &HttpRequest,
+    payload: web::Payload,
+    state: &State,
+    task: Task,
+) -> Result<HttpResponse, ApiError> {
+    if state.handles.speech_model().is_none() {
+        let message = "no speech model is loaded: start the server with --speech-model".to_owned();
+        return Err(ApiError::from(crate::types::Refusal::NotAvailable { message }).closing());
+    }
+    let timeout = Duration::from_secs(state.config.body_timeout_s) * SLOW_UPLOADS;
+    let read = read_upload(request, payload, state.handles.max_recording_bytes());
+    let (fields, file) = match timeout_at(Instant::now() + timeout, read).await {
+        Ok(read) => read?,
+        Err(_) => {
+            let message = "the upload did not arrive in time".to_owned();
+            return Err(ApiError::invalid(StatusCode::REQUEST_TIMEOUT, "body_timeout", message).closing());
+        }
+    };
+    let call = read_form(&fields, task)?;
+    let Some(file) = file else {
+        return Err(ApiError::field(
+            "file",
+            "missing_required_parameter",
+            "the form has no file of this name",
+        ));
+    };
+    if file.is_empty() {
+        return Err(ApiError::field("file", "empty_file", "is empty: 0 bytes"));
+    }
+    let mut ask = Transcribe::new(file, call.options.clone());
+    ask.model = call.model.clone();
+    let stream = state.handles.transcribe_file(ask).await?;
+    match call.stream {
+        true => events(stream, &call, state).await,
+        false => whole(stream, &call).await,
+    }
+}
+
+type Upload = (Vec<(String, String)>, Option<Bytes>);
+
+/// Reads the form's parts, in whatever order they come.
+async fn read_upload(request: &HttpRequest, payload: web::Payload, limit: usize) -> Result<Upload, ApiError> {
+    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or("");
+    if !kind.trim_start().to_ascii_lowercase().starts_with("multipart/form-data") {
+        let message = "content-type: must be multipart/form-data, with the recording as `file`".to_owned();
+        return Err(ApiError::invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
+            .closing());
+    }
+    let broken = |error: MultipartError| {
+        let message = format!("the form cannot be read: {error}");
+        ApiError::invalid(StatusCode::BAD_REQUEST, "invalid_multipart", message).closing()
+    };
+    let mut form = Multipart::new(request.headers(), payload);
+    let (mut fields, mut file) = (Vec::new(), None);
+    while let Some(part) = form.next().await {
+        let mut part = part.map_err(broken)?;
+        let name = part.name().unwrap_or_default().to_owned();
+        // A part called `file` is the recording, whatever it says of itself.
+        let is_file = name == "file";
+        let most = if is_file { limit } else { MAX_FIELD };
+        let mut bytes = BytesMut::new();
+        while let Some(chunk) = part.next().await {
+            let chunk = chunk.map_err(broken)?;
+            if bytes.len() + chunk.len() > most {
+                return Err(match is_file {
+                    true => too_large(limit),
+                    false => ApiError::field(&name, "invalid_value", format!("is over {MAX_FIELD} bytes"))
+                        .closing(),
+                });
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+        if is_file {
+            file = Some(bytes.freeze());
+            continue;
+        }
+        if fields.len() == MAX_FIELDS {
+            let message = format!("the form has more than {MAX_FIELDS} fields");
+            return Err(ApiError::invalid(StatusCode::BAD_REQUEST, "invalid_multipart", message).closing());
+        }
+        let text = String::from_utf8(bytes.to_vec())
+            .map_err(|_| ApiError::field(&name, "invalid_value", "is not UTF-8"))?;
+        fields.push((name, text));
+    }
+    Ok((fields, file))
+}
+
+impl From<SpeechFailure> for ApiError {
+    fn from(failure: SpeechFailure) -> Self {
+        match failure {
+            SpeechFailure::Audio(fault) => {
+                let code = match fault.kind {
+                    AudioFaultKind::Empty => "empty_file",
+                    AudioFaultKind::Undecodable => "invalid_value",
+                    AudioFaultKind::TooShort => "audio_too_short",
+                    AudioFaultKind::TooLong => "audio_too_long",
+                };
+                Self::field("file", code, fault.message)
+            }
+            SpeechFailure::Option { field, message } => {
+                let code = if field == "task" { "unsupported_task" } else { "unsupported_language" };
+                Self::field(field, code, message)
+            }
+            SpeechFailure::ShuttingDown => Self::from(crate::types::Refusal::Draining),
+            SpeechFailure::Unavailable { .. } => {
+                // Its cause names paths: that is for the log.
+                let message = "the speech model could not be loaded; see the server's log";
+                Self::server(StatusCode::SERVICE_UNAVAILABLE, "model_unavailable", message)
+            }
+            SpeechFailure::Internal { message } => {
+                Self::server(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
+            }
+        }
+    }
+}
+
+async fn whole(stream: TranscriptStream, call: &SpeechCall) -> Result<HttpResponse, ApiError> {
+    let heard = stream.whole().await?;
+    let kind = match call.format {
+        Format::Json | Format::VerboseJson => "application/json",
+        Format::Text => "text/plain; charset=utf-8",
+        Format::Srt => "application/x-subrip; charset=utf-8",
+        Format::Vtt => "text/vtt; charset=utf-8",
+    };
+    let mut response = HttpResponse::Ok();
+    response.insert_header((header::CONTENT_TYPE, kind));
+    if heard.warning.is_some() {
+        response.insert_header((WARNING, HeaderValue::from_static("truncated")));
+    }
+    if let Some(warning) = unknown_fields(call) {
+        response.insert_header((header::WARNING, warning));
+    }
+    let body = match call.format {
+        Format::Json if call.logprobs => {
+            let mut body = speech::json(&heard);
+            body["logprobs"] = logprobs(&heard);
+            body.to_string()
+        }
+        format => speech::write(&heard, call.options.task, format),
+    };
+    Ok(response.body(body))
+}
+
+/// Names fields that were not understood.
+fn unknown_fields(call: &SpeechCall) -> Option<HeaderValue> {
+    let plain = |name: &String| name.chars().filter(|c| c.is_ascii_graphic() && *c != '"').take(60).collect();
+    let names: Vec<String> = call.unknown.iter().take(8).map(plain).collect();
+    let text = format!("199 greenroom \"unknown fields: {}\"", names.join(", "));
+    (!names.is_empty()).then(|| HeaderValue::from_str(&text).ok()).flatten()
+}
+
+/// Of each segment's text tokens; a token's own text is not told apart.
+fn logprobs(heard: &Transcription) -> Value {
+    let all = heard.segments.iter().flat_map(|segment| segment.token_texts.iter().zip(&segment.logprobs));
+    let entry = |(bytes, logprob): (&Vec<u8>, &f32)| json!({"token": String::from_utf8_lossy(bytes), "bytes": bytes, "logprob": logprob});
+    all.map(entry).collect()
+}
+
+/// Where a stream of events is.
+struct Out {
+    stream: TranscriptStream,
+    heartbeat: Duration,
+    text: String,
+    over: bool,
+}
+
+async fn events(
+    mut stream: TranscriptStream,
+    call: &SpeechCall,
+    state: &State,
+) -> Result<HttpResponse, ApiError> {
+    // Until it is known that the recording can be heard, an error is a proper status.
+    match stream.next().await {
+        Some(SpeechEvent::Failed(failure)) => return Err(failure.into()),
+        Some(_) => {}
+        None => return Err(SpeechFailure::ShuttingDown.into()),
+    }
+    let heartbeat = Duration::from_secs(state.config.heartbeat_s);
+    let out = Out { stream, heartbeat, text: String::new(), over: false };
+    let body = stream::unfold(out, |mut out| async move {
+        let bytes = out.next().await?;
+        Some((Ok::<_, Infallible>(bytes), out))
+    });
+    let mut response = HttpResponse::Ok();
+    response
+        .insert_header((header::CONTENT_TYPE, "text/event-stream; charset=utf-8"))
+        .insert_header((header::CACHE_CONTROL, "no-cache"))
+        .insert_header((HeaderName::from_static("x-accel-buffering"), "no"));
+    if let Some(warning) = unknown_fields(call) {
+        response.insert_header((header::WARNING, warning));
+    }
+    Ok(response.streaming(body))
+}
+
+impl Out {
+    /// The next event's bytes; a comment where none comes for a while.
+    async fn next(&mut self) -> Option<Bytes> {
+        if self.over {
+            return None;
+        }
+        let event = match timeout_at(Instant::now() + self.heartbeat, self.stream.next()).await {
+            Ok(event) => event,
+            Err(_) => return Some(Bytes::from_static(HEARTBEAT)),
+        };
+        Some(match event {
+            Some(SpeechEvent::Started { .. }) => Bytes::from_static(HEARTBEAT),
+            Some(SpeechEvent::Segment(segment)) => {
+                // What was sent is never taken back: deltas join to the text at the end.
+                let delta = if self.text.is_empty() { segment.text.trim_start() } else { &segment.text };
+                self.text.push_str(delta);
+                named("transcript.text.delta", json!({"type": "transcript.text.delta", "delta": delta}))
+            }
+            Some(SpeechEvent::Done(heard)) => {
+                self.over = true;
+                let usage = speech::usage(&heard);
+                let text = heard.text();
+                let body = json!({"type": "transcript.text.done", "text": text, "usage": usage});
+                named("transcript.text.done", body)
+            }
+            Some(SpeechEvent::Failed(failure)) => self.failed(failure),
+            None => self.failed(SpeechFailure::ShuttingDown),
+        })
+    }
+
+    fn failed(&mut self, failure: SpeechFailure) -> Bytes {
+        self.over = true;
+        let error = ApiError::from(failure);
+        let detail = json!({
+            "message": error.message, "type": error.kind, "code": error.code, "param": error.param,
+        });
+        named("error", json!({"type": "error", "error": detail}))
+    }
+}
+
+fn named(event: &str, body: Value) -> Bytes {
+    format!("event: {event}\ndata: {body}\n\n").into()
 }

@@ -16,6 +16,9 @@ use crate::actors::{Health, ModelState};
 /// A step loop that has work and has not moved for so long hangs. Far above any chunk's time.
 const HANGS_AFTER: Duration = Duration::from_secs(120);
 
+/// How long the speech service may take to answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// Alive: the step loop moves, or has nothing to do.
 pub(super) async fn livez(state: web::Data<State>) -> HttpResponse {
     match state.handles.step_age().filter(|age| *age > HANGS_AFTER) {
@@ -61,6 +64,16 @@ pub(super) async fn health(state: web::Data<State>) -> HttpResponse {
         Health::Ready => HttpResponse::Ok().json(body),
         _ => HttpResponse::ServiceUnavailable().insert_header((header::RETRY_AFTER, "1")).json(body),
     }
+}
+
+/// How the speech model is; it is asked, so a compute thread that hangs gives nothing.
+pub(super) async fn stats(state: web::Data<State>) -> HttpResponse {
+    let speech = tokio::time::timeout(PATIENCE, super::audio::speech_body(&state)).await;
+    HttpResponse::Ok().json(json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "requests": state.handles.gauges().tickets_live(),
+        "transcription": speech.unwrap_or_default(),
+    }))
 }
 
 /// Gauges and counters in Prometheus' text format.

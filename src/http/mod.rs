@@ -30,6 +30,7 @@ mod page;
 mod recorder;
 mod requests;
 mod routes;
+mod speech_request;
 mod sse;
 mod state;
 mod terms;

@@ -12,19 +12,39 @@ use crate::types::Refusal;
 
 /// All models, the default one first.
 pub(super) async fn list(state: web::Data<State>) -> HttpResponse {
-    let data = state.handles.models().into_iter().map(model_body).collect();
-    HttpResponse::Ok().json(List { object: "list", data })
+    HttpResponse::Ok().json(List { object: "list", data: all(&state) })
 }
 
 /// One model.
 pub(super) async fn one(state: web::Data<State>, id: web::Path<String>) -> Result<HttpResponse, ApiError> {
     let asked = id.into_inner();
-    let models = state.handles.models();
+    let models = all(&state);
     let known = models.iter().map(|model| model.id.clone()).collect();
     match models.into_iter().find(|model| model.id == asked) {
-        Some(model) => Ok(HttpResponse::Ok().json(model_body(model))),
+        Some(model) => Ok(HttpResponse::Ok().json(model)),
         None => Err(Refusal::UnknownModel { asked, known }.into()),
     }
+}
+
+/// Chat models, then the speech model, whose weights come and go.
+fn all(state: &State) -> Vec<ModelBody> {
+    let mut models: Vec<_> = state.handles.models().into_iter().map(model_body).collect();
+    if let Some(id) = state.handles.speech_model() {
+        let created = models.first().map_or(0, |model| model.created);
+        let facts =
+            [("kind", "transcription"), ("endpoints", "/v1/audio/transcriptions, /v1/audio/translations")];
+        let facts = facts.into_iter().map(|(name, value)| (name.to_owned(), Value::from(value)));
+        models.push(ModelBody {
+            id: id.to_owned(),
+            object: "model",
+            created,
+            owned_by: "greenroom",
+            state: "ready".to_owned(),
+            context_length: None,
+            facts: facts.collect(),
+        });
+    }
+    models
 }
 
 fn model_body(model: ModelStatus) -> ModelBody {

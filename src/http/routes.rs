@@ -12,11 +12,14 @@ use crate::actors::Handles;
 use crate::config::HttpConfig;
 
 /// Every path of the API, for suggestions.
-const PATHS: [&str; 11] = [
+const PATHS: [&str; 14] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/models",
     "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/admin/transcription/unload",
+    "/stats",
     "/v1/requests",
     "/v1/cache",
     "/v1/cache/sessions",
@@ -52,6 +55,9 @@ pub fn configure(
             .service(only_post("/v1/chat/completions", web::post().to(chat::chat)))
             .service(only_post("/v1/completions", web::post().to(chat::text)))
             .service(only_post("/v1/audio/transcriptions", web::post().to(audio::transcriptions)))
+            .service(only_post("/v1/audio/translations", web::post().to(audio::translations)))
+            .service(only_post("/admin/transcription/unload", web::post().to(audio::unload)))
+            .service(only_get("/stats", || web::get().to(health::stats), || web::head().to(health::stats)))
             .service(
                 web::resource("/v1/cache")
                     .route(web::get().to(cache::report))

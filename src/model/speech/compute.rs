@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use crate::types::speech::AudioFault;
 use crate::types::{EngineError, SequenceId, TokenId};
 
 use super::{LogitsOf, SpeechEngine, SpeechOut, SpeechRow, WindowId};
@@ -21,8 +22,8 @@ pub enum SpeechError {
     #[error("the speech model was unloaded")]
     Unloaded,
     /// The audio ended with an error.
-    #[error("{0}")]
-    Audio(String),
+    #[error(transparent)]
+    Audio(AudioFault),
 }
 
 /// An engine that several futures of one thread use, while it is there.

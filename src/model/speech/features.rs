@@ -12,7 +12,7 @@ use super::audio::{AudioError, AudioLimits, Decoder, Source};
 use super::mel::{self, MelStream};
 use super::vad::{Stretches, VadStream};
 use super::{HOP, SAMPLE_RATE};
-use crate::types::speech::VadOptions;
+use crate::types::speech::{AudioFault, AudioFaultKind, VadOptions};
 
 /// Samples of a recording that are kept rather than decoded again: 10 minutes, 38 MB.
 const KEPT: usize = 600 * SAMPLE_RATE as usize;
@@ -85,7 +85,7 @@ pub enum Feed {
     /// `[frames][mels]`, log10, not normalised.
     Frames(Vec<f32>),
     /// Last, where it went wrong.
-    Failed(String),
+    Failed(AudioFault),
 }
 
 /// Reads a recording from its beginning.
@@ -186,6 +186,15 @@ fn look(
     Ok(Some((survey, recording)))
 }
 
+fn fault(error: &AudioError) -> AudioFault {
+    let kind = match error {
+        AudioError::Empty => AudioFaultKind::Empty,
+        AudioError::TooLong { .. } => AudioFaultKind::TooLong,
+        _ => AudioFaultKind::Undecodable,
+    };
+    AudioFault { kind, message: error.to_string() }
+}
+
 /// Gives all of a recording's features to `send`, until that says false. Blocking: on an audio thread.
 pub fn feed(
     recording: &Recording,
@@ -196,7 +205,7 @@ pub fn feed(
     goes_on: &mut dyn FnMut() -> bool,
 ) {
     if let Err(error) = try_feed(recording, limits, mels, vad, send, goes_on) {
-        send(Feed::Failed(error.to_string()));
+        send(Feed::Failed(fault(&error)));
     }
 }
 

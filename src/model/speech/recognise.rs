@@ -11,10 +11,12 @@ use super::segments;
 use super::tokens::SpeechTokens;
 use super::words::Aligner;
 use super::{LogitsOf, WINDOW_FRAMES};
-use crate::types::speech::{Segment, SpeechOptions, Transcription};
+use crate::types::speech::{AudioFault, AudioFaultKind, Segment, SpeechOptions, Transcription};
 
 /// Above this temperature a window's text is not told to the next one.
 const RESET_ABOVE: f64 = 0.5;
+/// Samples that a recording needs: a tenth of a second.
+const LEAST_SAMPLES: usize = 1600;
 /// Tokens of what was said before, at most, one for the announcement not counted.
 const PREVIOUS: usize = 223;
 
@@ -45,7 +47,7 @@ impl Frames {
         while self.first + self.kept.len() / self.mels < seek + size {
             match self.feed.recv().await {
                 Some(Feed::Frames(frames)) => self.kept.extend(frames),
-                Some(Feed::Failed(message)) => return Err(SpeechError::Audio(message)),
+                Some(Feed::Failed(fault)) => return Err(SpeechError::Audio(fault)),
                 Some(Feed::Survey(_)) => {}
                 None => break,
             }
@@ -76,9 +78,16 @@ pub async fn recognise<C: Compute>(
 ) -> Result<Transcription, SpeechError> {
     let survey = match feed.recv().await {
         Some(Feed::Survey(survey)) => survey,
-        Some(Feed::Failed(message)) => return Err(SpeechError::Audio(message)),
-        _ => return Err(SpeechError::Audio("the audio was not read".into())),
+        Some(Feed::Failed(fault)) => return Err(SpeechError::Audio(fault)),
+        _ => {
+            let message = "the audio was not read".into();
+            return Err(SpeechError::Audio(AudioFault { kind: AudioFaultKind::Undecodable, message }));
+        }
     };
+    if survey.samples < LEAST_SAMPLES {
+        let message = format!("{:.3} s of audio: at least 0.1 s are needed", survey.seconds());
+        return Err(SpeechError::Audio(AudioFault { kind: AudioFaultKind::TooShort, message }));
+    }
     tell(Progress::Surveyed(&survey));
     let mels = compute.cell().with(|engine| Ok(engine.dims().mels))?;
     let frames = Frames { feed, mels, loudest: survey.loudest, kept: Vec::new(), first: 0 };

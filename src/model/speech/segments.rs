@@ -42,6 +42,7 @@ pub fn cut(tokens: &SpeechTokens, decoded: &Decoded, seek: usize, size: usize) -
             end,
             text,
             tokens: slice.to_vec(),
+            token_texts: texts.clone().map(|(id, _)| tokens.bytes(*id)).collect(),
             logprobs: texts.map(|(_, logprob)| *logprob).collect(),
             temperature: decoded.temperature,
             avg_logprob: decoded.avg_logprob,

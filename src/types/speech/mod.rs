@@ -52,6 +52,8 @@ pub struct Segment {
     pub tokens: Vec<u32>,
     /// Of its text tokens.
     pub logprobs: Vec<f32>,
+    /// Bytes of its text tokens, as many.
+    pub token_texts: Vec<Vec<u8>>,
     /// That its window was accepted at.
     pub temperature: f64,
     /// Of its window.
@@ -85,4 +87,76 @@ impl Transcription {
     pub fn text(&self) -> String {
         self.segments.iter().map(|segment| segment.text.as_str()).collect::<String>().trim().to_owned()
     }
+}
+
+/// What kind of fault a recording has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AudioFaultKind {
+    /// No bytes.
+    Empty,
+    /// Nothing that could be read.
+    Undecodable,
+    /// Less than a tenth of a second.
+    TooShort,
+    /// More seconds than are allowed.
+    TooLong,
+}
+
+/// A recording that cannot be heard.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct AudioFault {
+    /// Which kind.
+    pub kind: AudioFaultKind,
+    /// What was found, where, and what would be right.
+    pub message: String,
+}
+
+/// Why a recording got no transcript.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpeechFailure {
+    /// The recording's fault.
+    #[error(transparent)]
+    Audio(AudioFault),
+    /// An option that the model cannot serve.
+    #[error("{field}: {message}")]
+    Option {
+        /// The request's field.
+        field: &'static str,
+        /// What is wrong and what would be right.
+        message: String,
+    },
+    /// The model could not be loaded.
+    #[error("the speech model is not available: {message}")]
+    Unavailable {
+        /// Why.
+        message: String,
+    },
+    /// The server is going down.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    /// Ours to mend.
+    #[error("{message}")]
+    Internal {
+        /// One sentence.
+        message: String,
+    },
+}
+
+/// What happens to a recording, in order: started, segments, then one of the last two.
+#[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
+pub enum SpeechEvent {
+    /// It was looked through and can be heard.
+    Started {
+        /// Its length.
+        seconds: f64,
+    },
+    /// One more segment, which will not change.
+    Segment(Segment),
+    /// The end.
+    Done(Transcription),
+    /// The end as well.
+    Failed(SpeechFailure),
 }

@@ -1,0 +1,384 @@
+//! `TranscriptionService`: speech, beside chat on the compute thread.
+//!
+//! A request gets a place at once or is refused. Its work is a task here: it waits for one of the few
+//! places in which recordings are worked on, has the model loaded where it is not, starts an audio thread
+//! that turns the recording into features, and recognises. Who drops the stream of events cancels it, at
+//! the next piece. Without work for a while the weights are given back.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use actix::prelude::*;
+use bytes::Bytes;
+use tokio::sync::{Mutex, Semaphore, mpsc, oneshot, watch};
+
+use crate::actors::gateway::draw;
+use crate::actors::messages::{
+    Drain, Drained, SpeechStatistics, SpeechStatus, Transcribe, TranscriptStream, UnloadSpeech,
+};
+use crate::actors::turns::ComputeTurns;
+use crate::config::SpeechConfig;
+use crate::model::speech::audio::AudioLimits;
+use crate::model::speech::compute::SpeechError;
+use crate::model::speech::features::{Recording, feed};
+use crate::model::speech::recognise::{Progress, recognise};
+use crate::model::speech::source::SpeechSource;
+use crate::model::speech::tokens::SpeechTokens;
+use crate::observe::fields;
+use crate::types::speech::{SpeechEvent, SpeechFailure, SpeechOptions, Task, Transcription};
+use crate::types::{Clock, LiveCount, Refusal, Ticket, TicketOffice};
+
+mod desk;
+
+use desk::Desk;
+
+/// Blocks of features that wait for the recogniser: some seconds of audio each.
+const WAITING_BLOCKS: usize = 4;
+/// What a refused client is told to wait.
+const RETRY: Duration = Duration::from_secs(2);
+/// After a load that failed, the next one is tried no sooner.
+const LOAD_PAUSE: Duration = Duration::from_secs(5);
+
+/// What the service is made of.
+pub(crate) struct SpeechParts {
+    pub(crate) source: Arc<dyn SpeechSource>,
+    pub(crate) config: SpeechConfig,
+    pub(crate) live: LiveCount,
+    pub(crate) clock: Arc<dyn Clock>,
+}
+
+/// What the tasks share.
+struct Shared {
+    source: Arc<dyn SpeechSource>,
+    config: SpeechConfig,
+    clock: Arc<dyn Clock>,
+    desk: Desk,
+    tokens: RefCell<Option<Arc<SpeechTokens>>>,
+    /// One load at a time; who waits for it finds it done.
+    loading: Mutex<()>,
+    /// When the latest load failed, and why.
+    failed: RefCell<Option<(Duration, String)>>,
+    running: Semaphore,
+    /// Requests that need the model now.
+    users: Cell<usize>,
+    /// Grows with every use: a timer that finds another number has been overtaken.
+    uses: Cell<u64>,
+    mels: Cell<usize>,
+    status: RefCell<SpeechStatus>,
+}
+
+/// See the module; without a speech model it says so to everyone who asks.
+pub(crate) struct TranscriptionService {
+    shared: Option<Rc<Shared>>,
+    places: TicketOffice,
+    stop: watch::Sender<bool>,
+}
+
+impl TranscriptionService {
+    /// With a model, or without.
+    pub(crate) fn new(parts: Option<SpeechParts>, turns: &ComputeTurns) -> Self {
+        let stop = watch::Sender::new(false);
+        let Some(SpeechParts { source, config, live, clock }) = parts else {
+            return Self { shared: None, places: TicketOffice::new(0, LiveCount::default()), stop };
+        };
+        let places = TicketOffice::new(config.max_running + config.max_queue, live);
+        let desk = Desk::default();
+        let lane = turns.lane(config.weight);
+        actix::spawn(desk.clone().serve(lane, Arc::clone(&clock)));
+        let status = SpeechStatus { model: source.id().to_owned(), ..SpeechStatus::default() };
+        let shared = Rc::new(Shared {
+            running: Semaphore::new(config.max_running),
+            source,
+            config,
+            clock,
+            desk,
+            tokens: RefCell::default(),
+            loading: Mutex::new(()),
+            failed: RefCell::default(),
+            users: Cell::new(0),
+            uses: Cell::new(0),
+            mels: Cell::new(0),
+            status: RefCell::new(status),
+        });
+        if shared.config.preload || shared.config.resident {
+            let shared = Rc::clone(&shared);
+            actix::spawn(async move {
+                let user = User::new(&shared);
+                if let Err(failure) = shared.load().await {
+                    tracing::warn!(target: fields::LIFE, %failure, "the speech model could not be loaded ahead");
+                }
+                drop(user);
+            });
+        }
+        Self { shared: Some(shared), places, stop }
+    }
+}
+
+impl Actor for TranscriptionService {
+    type Context = Context<Self>;
+}
+
+impl Handler<Transcribe> for TranscriptionService {
+    type Result = Result<TranscriptStream, Refusal>;
+
+    fn handle(&mut self, message: Transcribe, _: &mut Self::Context) -> Self::Result {
+        let Some(shared) = &self.shared else {
+            let message = "no speech model is loaded: start the server with --speech-model".into();
+            return Err(Refusal::NotAvailable { message });
+        };
+        if *self.stop.borrow() {
+            return Err(Refusal::Draining);
+        }
+        let id = shared.source.id();
+        // OpenAI's name for its own model means the one there is.
+        let asked = message.model.filter(|asked| !["whisper-1", "default", ""].contains(&asked.as_str()));
+        if let Some(asked) = asked.filter(|asked| asked != id) {
+            return Err(Refusal::UnknownModel { asked, known: vec![id.to_owned()] });
+        }
+        let (request, _) = draw()?;
+        let ticket = self.places.try_take(request, shared.clock.now());
+        let ticket = ticket.ok_or(Refusal::Busy { retry_after: RETRY })?;
+        let (events, receiver) = mpsc::unbounded_channel();
+        let stream = TranscriptStream { id: ticket.id, model: id.to_owned(), events: receiver };
+        let stop = self.stop.subscribe();
+        actix::spawn(work(Rc::clone(shared), ticket, message.audio, message.options, events, stop));
+        Ok(stream)
+    }
+}
+
+impl Handler<SpeechStatistics> for TranscriptionService {
+    type Result = MessageResult<SpeechStatistics>;
+
+    fn handle(&mut self, _: SpeechStatistics, _: &mut Self::Context) -> Self::Result {
+        MessageResult(self.shared.as_ref().map(|shared| shared.report(&self.places)))
+    }
+}
+
+impl Handler<UnloadSpeech> for TranscriptionService {
+    type Result = bool;
+
+    fn handle(&mut self, _: UnloadSpeech, _: &mut Self::Context) -> bool {
+        self.shared.as_ref().is_some_and(|shared| shared.users.get() == 0 && shared.unload("on request"))
+    }
+}
+
+impl Handler<Drain> for TranscriptionService {
+    type Result = Drained;
+
+    /// The gateway has waited already: what is still here ends now.
+    fn handle(&mut self, _: Drain, _: &mut Self::Context) -> Self::Result {
+        self.stop.send_replace(true);
+        Drained
+    }
+}
+
+/// Somebody who needs the model; the idle timer begins when the last one goes.
+struct User(Rc<Shared>);
+
+impl User {
+    fn new(shared: &Rc<Shared>) -> Self {
+        shared.users.set(shared.users.get() + 1);
+        shared.uses.set(shared.uses.get() + 1);
+        Self(Rc::clone(shared))
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        let shared = Rc::clone(&self.0);
+        shared.users.set(shared.users.get() - 1);
+        if shared.users.get() > 0 || shared.config.resident || actix::Arbiter::try_current().is_none() {
+            return;
+        }
+        let (use_number, idle) = (shared.uses.get(), Duration::from_secs(shared.config.idle_unload_s));
+        actix::spawn(async move {
+            tokio::time::sleep(idle).await;
+            if shared.uses.get() == use_number && shared.users.get() == 0 {
+                shared.unload("idle");
+            }
+        });
+    }
+}
+
+impl Shared {
+    /// The tokens of the loaded model; loads it where it is not.
+    async fn load(&self) -> Result<Arc<SpeechTokens>, SpeechFailure> {
+        let begun = self.clock.now();
+        let _one = self.loading.lock().await;
+        if let Some(tokens) = self.tokens.borrow().clone().filter(|_| self.desk.engine().is_loaded()) {
+            return Ok(tokens);
+        }
+        let unavailable = |message: String| SpeechFailure::Unavailable { message };
+        if let Some((when, why)) = &*self.failed.borrow()
+            && self.clock.now().saturating_sub(*when) < LOAD_PAUSE
+        {
+            return Err(unavailable(why.clone()));
+        }
+        let (reply, loaded) = oneshot::channel();
+        let source = Arc::clone(&self.source);
+        let thread = std::thread::Builder::new().name("greenroom-speech-load".into()).spawn(move || {
+            // Nobody waits any more: the model goes.
+            let _gone = reply.send(source.load());
+        });
+        let failed = |message: String| {
+            tracing::warn!(target: fields::LIFE, %message, "the speech model could not be loaded");
+            *self.failed.borrow_mut() = Some((self.clock.now(), message.clone()));
+            unavailable(message)
+        };
+        if let Err(error) = thread {
+            return Err(failed(error.to_string()));
+        }
+        let loaded = match loaded.await {
+            Ok(Ok(loaded)) => loaded,
+            Ok(Err(error)) => return Err(failed(error.to_string())),
+            Err(_) => return Err(failed("loading panicked".into())),
+        };
+        let engine = loaded.engine.start().map_err(|error| failed(error.to_string()))?;
+        let took = self.clock.now().saturating_sub(begun);
+        tracing::info!(
+            target: fields::LIFE, model = self.source.id(), format = loaded.format, device = engine.device(),
+            mib = engine.weight_bytes() >> 20, ms = took.as_millis() as u64, "the speech model is loaded"
+        );
+        let tokens = Arc::new(loaded.tokens);
+        self.mels.set(loaded.dims.mels);
+        self.desk.engine().replace(Some(engine));
+        *self.tokens.borrow_mut() = Some(Arc::clone(&tokens));
+        *self.failed.borrow_mut() = None;
+        let mut status = self.status.borrow_mut();
+        status.loads += 1;
+        status.last_load_ms = took.as_millis() as u64;
+        Ok(tokens)
+    }
+
+    /// Gives the weights back; whether there were any.
+    fn unload(&self, why: &str) -> bool {
+        let engine = self.desk.engine().replace(None);
+        let was_there = engine.is_some();
+        drop(engine);
+        *self.tokens.borrow_mut() = None;
+        if was_there {
+            self.status.borrow_mut().unloads += 1;
+            tracing::info!(target: fields::LIFE, model = self.source.id(), why, "the speech model is unloaded");
+        }
+        was_there
+    }
+
+    fn report(&self, places: &TicketOffice) -> SpeechStatus {
+        let mut status = self.status.borrow().clone();
+        let out = places.capacity() - places.available();
+        status.running = (self.config.max_running - self.running.available_permits()) as u64;
+        status.queued = (out as u64).saturating_sub(status.running);
+        status.is_resident = self.desk.engine().is_loaded();
+        let bytes = self.desk.engine().with(|engine| Ok((engine.weight_bytes(), engine.state_bytes())));
+        (status.weight_bytes, status.state_bytes) = bytes.unwrap_or_default();
+        status
+    }
+}
+
+type Events = mpsc::UnboundedSender<SpeechEvent>;
+
+/// A request's way from its place to its last event.
+async fn work(
+    shared: Rc<Shared>,
+    ticket: Ticket,
+    audio: Bytes,
+    options: SpeechOptions,
+    events: Events,
+    mut stop: watch::Receiver<bool>,
+) {
+    shared.status.borrow_mut().requests += 1;
+    let last = tokio::select! {
+        biased;
+        () = events.closed() => {
+            shared.status.borrow_mut().cancelled += 1;
+            return;
+        }
+        _ = stop.wait_for(|stop| *stop) => Err(SpeechFailure::ShuttingDown),
+        done = transcribe(&shared, audio, &options, &events) => done,
+    };
+    drop(ticket);
+    let last = match last {
+        Ok(transcription) => SpeechEvent::Done(transcription),
+        Err(failure) => SpeechEvent::Failed(failure),
+    };
+    // BOUND: the last event of a request.
+    let _gone = events.send(last);
+}
+
+async fn transcribe(
+    shared: &Rc<Shared>,
+    audio: Bytes,
+    options: &SpeechOptions,
+    events: &Events,
+) -> Result<Transcription, SpeechFailure> {
+    let _running = shared.running.acquire().await.map_err(|_| SpeechFailure::ShuttingDown)?;
+    let user = User::new(shared);
+    let tokens = shared.load().await?;
+    check(&tokens, options)?;
+    let (sender, receiver) = mpsc::channel(WAITING_BLOCKS);
+    let over = Over::default();
+    let stopped = Arc::clone(&over.0);
+    let (vad, mels) = (options.vad, shared.mels.get());
+    let limits = AudioLimits { max_seconds: shared.config.max_seconds as f64, ..AudioLimits::default() };
+    let thread = std::thread::Builder::new().name("greenroom-audio".into()).spawn(move || {
+        let mut send = |item| sender.blocking_send(item).is_ok();
+        let mut goes_on = || !stopped.load(Ordering::Relaxed);
+        feed(&Recording::Encoded(audio), &limits, mels, vad, &mut send, &mut goes_on);
+    });
+    thread.map_err(|error| SpeechFailure::Internal { message: error.to_string() })?;
+    let mut tell = |progress: Progress<'_>| {
+        let event = match progress {
+            Progress::Surveyed(survey) => SpeechEvent::Started { seconds: survey.seconds() },
+            Progress::Segment(segment) => SpeechEvent::Segment(segment.clone()),
+            Progress::Done(_) => return,
+        };
+        // BOUND: one a segment of a recording whose length is bounded.
+        let _gone = events.send(event);
+    };
+    let heard = recognise(&shared.desk, &tokens, options, receiver, &mut tell).await;
+    drop((over, user));
+    heard.map_err(|error| match error {
+        SpeechError::Audio(fault) => SpeechFailure::Audio(fault),
+        SpeechError::Unloaded => SpeechFailure::Unavailable { message: error.to_string() },
+        SpeechError::Engine(error) => {
+            tracing::error!(target: fields::ENGINE, %error, "a recording could not be recognised");
+            SpeechFailure::Internal { message: "this recording could not be recognised".into() }
+        }
+    })
+}
+
+/// Tells an audio thread that nobody listens any more, however the recognising ends.
+#[derive(Default)]
+struct Over(Arc<AtomicBool>);
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What only the model can tell of options.
+fn check(tokens: &SpeechTokens, options: &SpeechOptions) -> Result<(), SpeechFailure> {
+    let wrong = |field, message: String| Err(SpeechFailure::Option { field, message });
+    let known = |code: &&'static str| tokens.language(code).is_some();
+    if !tokens.is_multilingual() && options.language.is_some_and(|code| code != "en") {
+        return wrong(
+            "language",
+            "this model knows English only; leave it out, or load a multilingual model".into(),
+        );
+    }
+    let asked = options.language.iter().chain(&options.languages);
+    if let Some(code) = asked.copied().find(|code| !known(code)) {
+        return wrong("language", format!("this model does not know `{code}`"));
+    }
+    if options.task == Task::Translate && !tokens.translates() {
+        return wrong(
+            "task",
+            "this model cannot translate; load a multilingual one, not turbo or distilled".into(),
+        );
+    }
+    Ok(())
+}
