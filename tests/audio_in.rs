@@ -1,5 +1,8 @@
 //! From the bytes of a recording to 16 kHz mono: formats, damage, limits, exactness.
 
+// Decoders compiled without optimisation take minutes.
+#![cfg(feature = "cpu")]
+
 #[path = "audio_in/common.rs"]
 mod common;
 #[path = "audio_in/damage.rs"]

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use greenroom::Config;
 use greenroom::config::{
     Activations, CacheConfig, CpuConfig, DeviceChoice, EngineConfig, HttpConfig, HubConfig, LogConfig,
-    LogFormat, SamplingConfig, SchedulerConfig, Sources, TraceConfig,
+    LogFormat, SamplingConfig, SchedulerConfig, Sources, SpeechConfig, TraceConfig,
 };
 use greenroom::types::SamplingOptions;
 use proptest::prelude::*;
@@ -55,6 +55,7 @@ fn all_keys() -> Vec<String> {
         ("cpu", fields::<CpuConfig>()),
         ("scheduler", fields::<SchedulerConfig>()),
         ("cache", fields::<CacheConfig>()),
+        ("speech", fields::<SpeechConfig>()),
         ("hub", fields::<HubConfig>()),
         ("sampling", fields::<SamplingConfig>()),
         ("log", fields::<LogConfig>()),
