@@ -1,8 +1,8 @@
 //! Speech recognition: everything between samples and words.
 //!
 //! [`SpeechEngine`] is the seam: below it a model's weights and memories, on the compute thread; above
-//! it pure rules (what may be decoded, how segments and words come to be) and [`recognise`], the way
-//! of a window and of a whole recording, written over [`Compute`] so that the service decides who
+//! it pure rules (what may be decoded, how segments and words come to be) and [`mod@recognise`], the way
+//! of a window and of a whole recording, written over [`compute::Compute`] so that the service decides who
 //! computes when.
 
 pub mod audio;
