@@ -271,10 +271,14 @@ impl Ops for CpuOps {
     }
 
     fn add_bias(&mut self, mut x: Tensor, bias: &Vector) -> Result<Tensor, EngineError> {
-        expect(bias.len(), x.width(), "elements of a bias")?;
-        for row in x.data_mut().chunks_exact_mut(bias.len().max(1)) {
-            row.iter_mut().zip(bias.iter()).for_each(|(x, bias)| *x += *bias);
-        }
+        let (tokens, width) = (x.tokens(), x.width());
+        expect(bias.len(), width, "elements of a bias")?;
+        let rows = DisjointRows::new(x.data_mut(), width);
+        self.each_token(tokens, width, |token| {
+            // SAFETY: each token is claimed by one thread.
+            let x = unsafe { rows.get(token) };
+            x.iter_mut().zip(bias.iter()).for_each(|(x, bias)| *x += *bias);
+        });
         Ok(x)
     }
 
