@@ -7,7 +7,7 @@ mod common;
 use greenroom::config::{Config, KvType};
 use greenroom::model::speech::audio::AudioLimits;
 use greenroom::model::speech::compute::{Direct, EngineCell};
-use greenroom::model::speech::features::{Recording, feed};
+use greenroom::model::speech::features::{self, Recording};
 use greenroom::model::speech::recognise::recognise;
 use greenroom::model::speech::source::{SpeechFolder, SpeechSource};
 use greenroom::model::speech::tokens::SpeechTokens;
@@ -34,19 +34,12 @@ impl Recogniser {
     }
 
     fn hear_bytes(&self, bytes: Vec<u8>, options: &SpeechOptions) -> Transcription {
-        let (vad, mels) = (options.vad, self.mels);
-        let (sender, receiver) = tokio::sync::mpsc::channel(4);
-        let reader = std::thread::spawn(move || {
-            let recording = Recording::Encoded(bytes.into());
-            let mut send = |item| sender.blocking_send(item).is_ok();
-            feed(&recording, &AudioLimits::default(), mels, vad, &mut send, &mut || true);
-        });
+        let recording = Recording::Encoded(bytes.into());
+        let receiver = features::start(recording, AudioLimits::default(), self.mels, options.vad).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let mut tell = |_: greenroom::model::speech::recognise::Progress<'_>| {};
         let work = recognise(&self.compute, &self.tokens, options, receiver, &mut tell);
-        let out = runtime.block_on(work).unwrap();
-        reader.join().unwrap();
-        out
+        runtime.block_on(work).unwrap()
     }
 }
 

@@ -2,25 +2,22 @@
 
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use greenroom::config::{Config, DeviceChoice};
 use greenroom::model::speech::audio::AudioLimits;
-use greenroom::model::speech::compute::{Direct, EngineCell};
-use greenroom::model::speech::features::{Recording, feed};
+use greenroom::model::speech::compute::{Compute, Direct, EngineCell};
+use greenroom::model::speech::features::{self, Recording};
 use greenroom::model::speech::recognise::{Progress, recognise};
 use greenroom::model::speech::source::{SpeechFolder, SpeechSource};
 use greenroom::model::speech::tokens::SpeechTokens;
-use greenroom::types::speech::{self, Format, SpeechOptions, Task, Transcription, language_code};
+use greenroom::types::speech::{
+    self, Format, SpeechFailure, SpeechOptions, Task, Transcription, language_code,
+};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use tokio::sync::mpsc;
 
 use super::{Stop, TranscribeArgs, TranscriptFormat, demo, settings, terminal};
 use crate::exit::Exit;
 
-/// Blocks of features that wait for the recogniser.
-const WAITING_BLOCKS: usize = 4;
 /// Endings that are taken for audio in a folder.
 const AUDIO: [&str; 17] = [
     "wav", "flac", "mp3", "mp4", "m4a", "mpga", "mpeg", "ogg", "oga", "opus", "webm", "aac", "aif", "aiff",
@@ -47,7 +44,7 @@ pub(super) fn transcribe(args: &TranscribeArgs) -> Result<Exit, Stop> {
                 let text = speech::write(&out, options.task, format(args.format));
                 let written =
                     match (&args.output, files.len() > 1 && matches!(args.format, TranscriptFormat::Text)) {
-                        (Some(folder), _) => save(folder, file, args.format, &text)?,
+                        (Some(folder), _) => Ok(save(folder, file, args.format, &text)?),
                         (None, true) => terminal::say(&format!("{}: {text}", file.display())),
                         (None, false) => terminal::say(&text),
                     };
@@ -129,12 +126,7 @@ fn bytes(file: &Path) -> Result<Vec<u8>, String> {
 }
 
 /// Writes a transcript beside others, named after its recording.
-fn save(
-    folder: &Path,
-    file: &Path,
-    format: TranscriptFormat,
-    text: &str,
-) -> Result<std::io::Result<()>, Stop> {
+fn save(folder: &Path, file: &Path, format: TranscriptFormat, text: &str) -> Result<(), Stop> {
     let ending = match format {
         TranscriptFormat::Text => "txt",
         TranscriptFormat::Srt => "srt",
@@ -147,14 +139,13 @@ fn save(
     let done = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&path, text));
     done.map_err(|error| Stop::new(Exit::Failure, format!("{}: {error}", path.display())))?;
     terminal::note(&format!("{}\n", path.display()));
-    Ok(Ok(()))
+    Ok(())
 }
 
 /// A loaded model.
 struct Recogniser {
     compute: Direct,
     tokens: SpeechTokens,
-    mels: usize,
 }
 
 impl Recogniser {
@@ -171,19 +162,16 @@ impl Recogniser {
         }
         let failed = |error: greenroom::types::LoadError| Stop::new(Exit::Config, error.to_string());
         let loaded = SpeechFolder::new(&path, &config).map_err(failed)?.load().map_err(failed)?;
-        let usage = |message: &str| Err(Stop::new(Exit::Usage, message));
-        if options.task == Task::Translate && !loaded.tokens.translates() {
-            return usage(
-                "--translate: this model cannot translate; use a multilingual one, not turbo or distilled",
-            );
-        }
-        if options.language.is_some_and(|code| loaded.tokens.language(code).is_none())
-            || (!loaded.tokens.is_multilingual() && options.language.is_some_and(|code| code != "en"))
-        {
-            return usage("--language: this model does not know it");
-        }
+        loaded.tokens.check(options).map_err(|failure| {
+            let message = match failure {
+                SpeechFailure::Option { field: "task", message } => format!("--translate: {message}"),
+                SpeechFailure::Option { field, message } => format!("--{field}: {message}"),
+                other => other.to_string(),
+            };
+            Stop::new(Exit::Usage, message)
+        })?;
         let engine = loaded.engine.start().map_err(|error| Stop::new(Exit::Failure, error.to_string()))?;
-        Ok(Self { compute: Direct(EngineCell::new(engine)), tokens: loaded.tokens, mels: loaded.dims.mels })
+        Ok(Self { compute: Direct(EngineCell::new(engine)), tokens: loaded.tokens })
     }
 
     /// Recognises one file; a bar on stderr, where that is a terminal, says how far it is.
@@ -191,17 +179,11 @@ impl Recogniser {
         if bytes.is_empty() {
             return Err("the file is empty".into());
         }
-        let (sender, receiver) = mpsc::channel(WAITING_BLOCKS);
-        let (vad, mels) = (options.vad, self.mels);
-        let over = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&over);
-        let reader = std::thread::Builder::new().name("greenroom-audio".into()).spawn(move || {
-            let recording = Recording::Encoded(bytes.into());
-            let mut send = |item| sender.blocking_send(item).is_ok();
-            let mut goes_on = || !stopped.load(Ordering::Relaxed);
-            feed(&recording, &AudioLimits::default(), mels, vad, &mut send, &mut goes_on);
-        });
-        let reader = reader.map_err(|error| error.to_string())?;
+        let mels =
+            self.compute.cell().with(|engine| Ok(engine.dims().mels)).map_err(|error| error.to_string())?;
+        let recording = Recording::Encoded(bytes.into());
+        let receiver = features::start(recording, AudioLimits::default(), mels, options.vad)
+            .map_err(|error| error.to_string())?;
         let target = match std::io::stderr().is_terminal() {
             true => ProgressDrawTarget::stderr(),
             false => ProgressDrawTarget::hidden(),
@@ -219,9 +201,6 @@ impl Recogniser {
             tokio::runtime::Builder::new_current_thread().build().map_err(|error| error.to_string())?;
         let heard = recognise(&self.compute, &self.tokens, options, receiver, &mut tell);
         let heard = runtime.block_on(heard).map_err(|error| error.to_string());
-        over.store(true, Ordering::Relaxed);
-        // It has ended, or ends at its next block.
-        let _panicked = reader.join();
         bar.finish_and_clear();
         heard
     }

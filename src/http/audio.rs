@@ -17,8 +17,10 @@ use tokio::time::{Instant, timeout_at};
 
 use super::api_error::ApiError;
 use super::speech_request::{SpeechCall, read_form, too_large};
+use super::sse::{HEARTBEAT, add_stream_headers};
 use super::state::State;
 use crate::actors::{Transcribe, TranscriptStream};
+use crate::types::Refusal;
 use crate::types::speech::{self, AudioFaultKind, Format, SpeechEvent, SpeechFailure, Task, Transcription};
 
 /// Largest text field, bytes.
@@ -27,8 +29,6 @@ const MAX_FIELD: usize = 64 * 1024;
 const MAX_FIELDS: usize = 256;
 /// An upload of the largest size may take so many times the time of other bodies.
 const SLOW_UPLOADS: u32 = 10;
-/// A comment: keeps the connection alive.
-const HEARTBEAT: &[u8] = b": waiting\n\n";
 /// Says that a recording ended early.
 const WARNING: HeaderName = HeaderName::from_static("x-audio-warning");
 
@@ -83,8 +83,7 @@ async fn answer(
     task: Task,
 ) -> Result<HttpResponse, ApiError> {
     if state.handles.speech_model().is_none() {
-        let message = "no speech model is loaded: start the server with --speech-model".to_owned();
-        return Err(ApiError::from(crate::types::Refusal::NotAvailable { message }).closing());
+        return Err(ApiError::from(Refusal::no_speech_model()).closing());
     }
     let timeout = Duration::from_secs(state.config.body_timeout_s) * SLOW_UPLOADS;
     let read = read_upload(request, payload, state.handles.max_recording_bytes());
@@ -180,7 +179,7 @@ impl From<SpeechFailure> for ApiError {
                 let code = if field == "task" { "unsupported_task" } else { "unsupported_language" };
                 Self::field(field, code, message)
             }
-            SpeechFailure::ShuttingDown => Self::from(crate::types::Refusal::Draining),
+            SpeechFailure::ShuttingDown => Self::from(Refusal::Draining),
             SpeechFailure::Unavailable { .. } => {
                 // Its cause names paths: that is for the log.
                 let message = "the speech model could not be loaded; see the server's log";
@@ -261,10 +260,7 @@ async fn events(
         Some((Ok::<_, Infallible>(bytes), out))
     });
     let mut response = HttpResponse::Ok();
-    response
-        .insert_header((header::CONTENT_TYPE, "text/event-stream; charset=utf-8"))
-        .insert_header((header::CACHE_CONTROL, "no-cache"))
-        .insert_header((HeaderName::from_static("x-accel-buffering"), "no"));
+    add_stream_headers(&mut response);
     if let Some(warning) = unknown_fields(call) {
         response.insert_header((header::WARNING, warning));
     }

@@ -73,11 +73,7 @@ async fn answer(
         return whole(response, chat, writer, recorder).await;
     }
     let heartbeat = Duration::from_secs(state.config.heartbeat_s);
-    response
-        .insert_header((header::CONTENT_TYPE, "text/event-stream; charset=utf-8"))
-        .insert_header((header::CACHE_CONTROL, "no-cache"))
-        // A proxy in front would otherwise collect the events.
-        .insert_header((HeaderName::from_static("x-accel-buffering"), "no"));
+    sse::add_stream_headers(&mut response);
     response.streaming(sse::body(writer, chat.events, heartbeat, recorder))
 }
 

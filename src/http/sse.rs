@@ -9,6 +9,8 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::time::Duration;
 
+use actix_web::HttpResponseBuilder;
+use actix_web::http::header::{self, HeaderName};
 use bytes::Bytes;
 use futures_util::Stream;
 use futures_util::stream;
@@ -24,12 +26,21 @@ use super::recorder::Recorder;
 use crate::types::{ChatEvent, Failure, FailureReason, FinishReason, Usage};
 
 /// A comment: keeps the connection alive and is ignored by every client.
-const HEARTBEAT: &[u8] = b": waiting\n\n";
+pub(super) const HEARTBEAT: &[u8] = b": waiting\n\n";
 /// The end of a stream that went well.
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// Which build answers, in every response.
 pub const FINGERPRINT: &str = concat!("greenroom-", env!("CARGO_PKG_VERSION"));
+
+/// The headers of every event stream.
+pub(super) fn add_stream_headers(response: &mut HttpResponseBuilder) {
+    response
+        .insert_header((header::CONTENT_TYPE, "text/event-stream; charset=utf-8"))
+        .insert_header((header::CACHE_CONTROL, "no-cache"))
+        // A proxy in front would otherwise collect the events.
+        .insert_header((HeaderName::from_static("x-accel-buffering"), "no"));
+}
 
 /// Which of OpenAI's two shapes an answer has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

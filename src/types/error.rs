@@ -72,6 +72,15 @@ pub enum Refusal {
     },
 }
 
+impl Refusal {
+    /// A recording, where nobody can hear it.
+    pub fn no_speech_model() -> Self {
+        Self::NotAvailable {
+            message: "no speech model is loaded: start the server with --speech-model".into(),
+        }
+    }
+}
+
 /// A request that cannot be turned into a prompt.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum PrepareError {

@@ -8,7 +8,6 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use actix::prelude::*;
@@ -23,20 +22,18 @@ use crate::actors::turns::ComputeTurns;
 use crate::config::SpeechConfig;
 use crate::model::speech::audio::AudioLimits;
 use crate::model::speech::compute::SpeechError;
-use crate::model::speech::features::{Recording, feed};
+use crate::model::speech::features::{self, Recording};
 use crate::model::speech::recognise::{Progress, recognise};
 use crate::model::speech::source::SpeechSource;
 use crate::model::speech::tokens::SpeechTokens;
 use crate::observe::fields;
-use crate::types::speech::{SpeechEvent, SpeechFailure, SpeechOptions, Task, Transcription};
+use crate::types::speech::{SpeechEvent, SpeechFailure, SpeechOptions, Transcription};
 use crate::types::{Clock, LiveCount, Refusal, Ticket, TicketOffice};
 
 mod desk;
 
 use desk::Desk;
 
-/// Blocks of features that wait for the recogniser: some seconds of audio each.
-const WAITING_BLOCKS: usize = 4;
 /// What a refused client is told to wait.
 const RETRY: Duration = Duration::from_secs(2);
 /// After a load that failed, the next one is tried no sooner.
@@ -66,7 +63,6 @@ struct Shared {
     users: Cell<usize>,
     /// Grows with every use: a timer that finds another number has been overtaken.
     uses: Cell<u64>,
-    mels: Cell<usize>,
     status: RefCell<SpeechStatus>,
 }
 
@@ -100,7 +96,6 @@ impl TranscriptionService {
             failed: RefCell::default(),
             users: Cell::new(0),
             uses: Cell::new(0),
-            mels: Cell::new(0),
             status: RefCell::new(status),
         });
         if shared.config.preload || shared.config.resident {
@@ -126,8 +121,7 @@ impl Handler<Transcribe> for TranscriptionService {
 
     fn handle(&mut self, message: Transcribe, _: &mut Self::Context) -> Self::Result {
         let Some(shared) = &self.shared else {
-            let message = "no speech model is loaded: start the server with --speech-model".into();
-            return Err(Refusal::NotAvailable { message });
+            return Err(Refusal::no_speech_model());
         };
         if *self.stop.borrow() {
             return Err(Refusal::Draining);
@@ -243,7 +237,6 @@ impl Shared {
             mib = engine.weight_bytes() >> 20, ms = took.as_millis() as u64, "the speech model is loaded"
         );
         let tokens = Arc::new(loaded.tokens);
-        self.mels.set(loaded.dims.mels);
         self.desk.engine().replace(Some(engine));
         *self.tokens.borrow_mut() = Some(Arc::clone(&tokens));
         *self.failed.borrow_mut() = None;
@@ -317,18 +310,11 @@ async fn transcribe(
     let _running = shared.running.acquire().await.map_err(|_| SpeechFailure::ShuttingDown)?;
     let user = User::new(shared);
     let tokens = shared.load().await?;
-    check(&tokens, options)?;
-    let (sender, receiver) = mpsc::channel(WAITING_BLOCKS);
-    let over = Over::default();
-    let stopped = Arc::clone(&over.0);
-    let (vad, mels) = (options.vad, shared.mels.get());
+    tokens.check(options)?;
+    let mels = shared.desk.engine().with(|engine| Ok(engine.dims().mels)).map_err(failure)?;
     let limits = AudioLimits { max_seconds: shared.config.max_seconds as f64, ..AudioLimits::default() };
-    let thread = std::thread::Builder::new().name("greenroom-audio".into()).spawn(move || {
-        let mut send = |item| sender.blocking_send(item).is_ok();
-        let mut goes_on = || !stopped.load(Ordering::Relaxed);
-        feed(&Recording::Encoded(audio), &limits, mels, vad, &mut send, &mut goes_on);
-    });
-    thread.map_err(|error| SpeechFailure::Internal { message: error.to_string() })?;
+    let receiver = features::start(Recording::Encoded(audio), limits, mels, options.vad)
+        .map_err(|error| SpeechFailure::Internal { message: error.to_string() })?;
     let mut tell = |progress: Progress<'_>| {
         let event = match progress {
             Progress::Surveyed(survey) => SpeechEvent::Started { seconds: survey.seconds() },
@@ -339,46 +325,17 @@ async fn transcribe(
         let _gone = events.send(event);
     };
     let heard = recognise(&shared.desk, &tokens, options, receiver, &mut tell).await;
-    drop((over, user));
-    heard.map_err(|error| match error {
+    drop(user);
+    heard.map_err(failure)
+}
+
+fn failure(error: SpeechError) -> SpeechFailure {
+    match error {
         SpeechError::Audio(fault) => SpeechFailure::Audio(fault),
         SpeechError::Unloaded => SpeechFailure::Unavailable { message: error.to_string() },
         SpeechError::Engine(error) => {
             tracing::error!(target: fields::ENGINE, %error, "a recording could not be recognised");
             SpeechFailure::Internal { message: "this recording could not be recognised".into() }
         }
-    })
-}
-
-/// Tells an audio thread that nobody listens any more, however the recognising ends.
-#[derive(Default)]
-struct Over(Arc<AtomicBool>);
-
-impl Drop for Over {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
-}
-
-/// What only the model can tell of options.
-fn check(tokens: &SpeechTokens, options: &SpeechOptions) -> Result<(), SpeechFailure> {
-    let wrong = |field, message: String| Err(SpeechFailure::Option { field, message });
-    let known = |code: &&'static str| tokens.language(code).is_some();
-    if !tokens.is_multilingual() && options.language.is_some_and(|code| code != "en") {
-        return wrong(
-            "language",
-            "this model knows English only; leave it out, or load a multilingual model".into(),
-        );
-    }
-    let asked = options.language.iter().chain(&options.languages);
-    if let Some(code) = asked.copied().find(|code| !known(code)) {
-        return wrong("language", format!("this model does not know `{code}`"));
-    }
-    if options.task == Task::Translate && !tokens.translates() {
-        return wrong(
-            "task",
-            "this model cannot translate; load a multilingual one, not turbo or distilled".into(),
-        );
-    }
-    Ok(())
 }

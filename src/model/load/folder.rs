@@ -4,7 +4,6 @@ pub(super) mod quantization;
 pub(super) mod safetensors;
 mod text;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -15,7 +14,7 @@ use super::tensor::{RowOrder, TensorType};
 use super::{ModelFiles, facts, malformed, missing};
 use crate::model::text::TextModel;
 use crate::types::LoadError;
-pub(super) use quantization::Quantization;
+pub(super) use quantization::{AllStored, Quantization};
 use safetensors::{Dtype, Stored};
 
 /// Largest vocabulary with merges that is read.
@@ -73,21 +72,7 @@ fn table(path: &Path, quantization: &Quantization, tied: bool) -> Result<TensorT
         let message = format!("of {} files named in {INDEX} these are missing: {missing}", shards.len());
         return Err(LoadError::NotFound { message });
     }
-    let mut files = Vec::with_capacity(shards.len());
-    let mut stored: BTreeMap<String, (usize, Stored)> = BTreeMap::new();
-    for (number, shard) in shards.iter().enumerate() {
-        let mapping = Mapping::open(shard)?;
-        for (name, tensor) in safetensors::parse(mapping.bytes(), shard)? {
-            if is_dropped(&name, tied) {
-                continue;
-            }
-            if stored.contains_key(&name) {
-                return Err(malformed(shard, format!("tensor `{name}` is in two files")));
-            }
-            stored.insert(name, (number, tensor));
-        }
-        files.push(mapping);
-    }
+    let (files, stored) = map_files(&shards, |name| !is_dropped(name, tied))?;
     if let Some(missing) = indexed.iter().find(|name| !is_dropped(name, tied) && !stored.contains_key(*name))
     {
         return Err(malformed(&path.join(INDEX), format!("tensor `{missing}` is in none of the files")));
@@ -99,38 +84,70 @@ fn table(path: &Path, quantization: &Quantization, tied: bool) -> Result<TensorT
     Ok(table)
 }
 
+/// Maps files and lists the tensors in them that are wanted, by name and with the index of their file.
+pub(super) fn map_files(
+    paths: &[PathBuf],
+    is_wanted: impl Fn(&str) -> bool,
+) -> Result<(Vec<Mapping>, AllStored), LoadError> {
+    let mut files = Vec::with_capacity(paths.len());
+    let mut stored = AllStored::new();
+    for (number, path) in paths.iter().enumerate() {
+        let mapping = Mapping::open(path)?;
+        for (name, tensor) in safetensors::parse(mapping.bytes(), path)? {
+            if !is_wanted(&name) {
+                continue;
+            }
+            if stored.contains_key(&name) {
+                return Err(malformed(path, format!("tensor `{name}` is in two files")));
+            }
+            stored.insert(name, (number, tensor));
+        }
+        files.push(mapping);
+    }
+    Ok((files, stored))
+}
+
+/// A tensor's type, its shape in elements, and its scales and biases, where it has any.
+pub(super) type Storage = (TensorType, Vec<usize>, Option<(Span, Span)>);
+
+/// How a tensor is stored.
+pub(super) fn storage(
+    name: &str,
+    tensor: &Stored,
+    stored: &AllStored,
+    quantization: &Quantization,
+) -> Result<Storage, LoadError> {
+    let dense = |kind| Ok((kind, tensor.shape.clone(), None));
+    match tensor.dtype {
+        Dtype::F32 => dense(TensorType::F32),
+        Dtype::F16 => dense(TensorType::F16),
+        Dtype::BF16 => dense(TensorType::BF16),
+        Dtype::U32 => {
+            let packed = quantization.affine(name, tensor, stored)?;
+            Ok((packed.kind, packed.shape, Some((packed.scales, packed.biases))))
+        }
+        Dtype::Other => Err(LoadError::Unsupported {
+            message: format!(
+                "tensor `{name}` is {}; supported are F32, F16, BF16 and MLX's affine quantisation",
+                tensor.dtype_name
+            ),
+        }),
+    }
+}
+
 /// Buffers that are computed anew, and a head that is the embedding's copy.
 fn is_dropped(name: &str, tied: bool) -> bool {
     name.ends_with(".rotary_emb.inv_freq") || (tied && name.starts_with("lm_head."))
 }
 
-fn entries(
-    stored: &BTreeMap<String, (usize, Stored)>,
-    quantization: &Quantization,
-) -> Result<Vec<(String, Entry)>, LoadError> {
+fn entries(stored: &AllStored, quantization: &Quantization) -> Result<Vec<(String, Entry)>, LoadError> {
     let mut entries = Vec::with_capacity(stored.len());
     for (name, (file, tensor)) in stored {
         if quantization::is_part(name, stored) {
             continue;
         }
         let data = Span { file: *file, bytes: tensor.bytes.clone() };
-        let (kind, shape, meta) = match tensor.dtype {
-            Dtype::F32 => (TensorType::F32, tensor.shape.clone(), None),
-            Dtype::F16 => (TensorType::F16, tensor.shape.clone(), None),
-            Dtype::BF16 => (TensorType::BF16, tensor.shape.clone(), None),
-            Dtype::U32 => {
-                let packed = quantization.affine(name, tensor, stored)?;
-                (packed.kind, packed.shape, Some((packed.scales, packed.biases)))
-            }
-            Dtype::Other => {
-                return Err(LoadError::Unsupported {
-                    message: format!(
-                        "tensor `{name}` is {}; supported are F32, F16, BF16 and MLX's affine quantisation",
-                        tensor.dtype_name
-                    ),
-                });
-            }
-        };
+        let (kind, shape, meta) = storage(name, tensor, stored, quantization)?;
         let entry = Entry { file_name: name.clone(), shape, kind, data, meta, order: RowOrder::Plain };
         entries.push((name.clone(), entry));
     }

@@ -29,12 +29,33 @@ pub struct Decoded {
     pub temperature: f64,
 }
 
-/// A sequence of tokens that is being written.
-struct Candidate {
-    sequence: Sequence,
+/// Tokens written so far.
+#[derive(Clone, Default)]
+struct Text {
     tokens: Vec<u32>,
     logprobs: Vec<f32>,
+    /// Of the log-probabilities, the end's as well.
     sum: f64,
+}
+
+impl Text {
+    /// What texts are ranked by; nothing is the worst.
+    fn score(&self) -> f64 {
+        match self.tokens.len() {
+            0 => f64::NEG_INFINITY,
+            len => self.sum / len as f64,
+        }
+    }
+
+    fn best(texts: impl Iterator<Item = Self>) -> Result<Self, SpeechError> {
+        texts.max_by(|a, b| a.score().total_cmp(&b.score())).ok_or(SpeechError::Unloaded)
+    }
+}
+
+/// A text that is being written, and the logits of what may follow.
+struct Candidate {
+    sequence: Sequence,
+    text: Text,
     logits: Vec<f32>,
     done: bool,
 }
@@ -72,13 +93,14 @@ impl<C: Compute> WindowTask<'_, C> {
     /// See [`SpeechError`].
     pub async fn decode(&self) -> Result<Decoded, SpeechError> {
         let prompted = self.prompt().await?;
+        let rules = Rules::new(self.tokens, self.timestamps);
         let mut bad: Vec<Decoded> = Vec::new();
         let temperatures = self.options.temperatures();
         for (rung, temperature) in temperatures.iter().copied().enumerate() {
             let beams = self.options.beam_size.max(1);
             let result = match temperature == 0.0 && beams > 1 {
-                true => self.beams(&prompted, beams).await?,
-                false => self.sample(&prompted, temperature, rung as u64).await?,
+                true => self.beams(&prompted, &rules, beams).await?,
+                false => self.sample(&prompted, &rules, temperature, rung as u64).await?,
             };
             let repeats = result.compression_ratio > self.options.compression_ratio_threshold;
             let doubtful = result.avg_logprob < self.options.logprob_threshold;
@@ -133,29 +155,30 @@ impl<C: Compute> WindowTask<'_, C> {
         Ok((context / 2).min(context.saturating_sub(prompted.len as usize)))
     }
 
+    /// Goes on from the prompt with nothing written yet.
+    fn begin(&self, prompted: &Prompted) -> Result<Candidate, SpeechError> {
+        let sequence = self.compute.cell().open(Some((&prompted.sequence, prompted.len)))?;
+        Ok(Candidate { sequence, text: Text::default(), logits: prompted.logits.clone(), done: false })
+    }
+
     /// One candidate, or at a temperature the best of some.
-    async fn sample(&self, prompted: &Prompted, temperature: f64, rung: u64) -> Result<Decoded, SpeechError> {
-        let rules = Rules::new(self.tokens, self.timestamps);
+    async fn sample(
+        &self,
+        prompted: &Prompted,
+        rules: &Rules,
+        temperature: f64,
+        rung: u64,
+    ) -> Result<Decoded, SpeechError> {
         let count = if temperature > 0.0 { self.options.best_of.max(1) } else { 1 };
         let most = self.most_tokens(prompted)?;
-        let mut candidates = Vec::with_capacity(count);
-        for _ in 0..count {
-            candidates.push(Candidate {
-                sequence: self.compute.cell().open(Some((&prompted.sequence, prompted.len)))?,
-                tokens: Vec::new(),
-                logprobs: Vec::new(),
-                sum: 0.0,
-                logits: prompted.logits.clone(),
-                done: false,
-            });
-        }
+        let mut candidates = (0..count).map(|_| self.begin(prompted)).collect::<Result<Vec<_>, _>>()?;
         loop {
             for (index, candidate) in
                 candidates.iter_mut().enumerate().filter(|(_, candidate)| !candidate.done)
             {
-                rules.apply(&mut candidate.logits, &candidate.tokens);
+                rules.apply(&mut candidate.logits, &candidate.text.tokens);
                 let total = rules::log_sum_exp(&candidate.logits);
-                let at = [self.number, rung, index as u64, candidate.tokens.len() as u64];
+                let at = [self.number, rung, index as u64, candidate.text.tokens.len() as u64];
                 let token = match temperature > 0.0 {
                     true => {
                         let uniform = rules::uniform(self.options.seed, at);
@@ -167,14 +190,15 @@ impl<C: Compute> WindowTask<'_, C> {
                 let token = token.unwrap_or(rules.eot());
                 let logit = candidate.logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
                 let logprob = if total.is_finite() { logit - total } else { 0.0 };
-                candidate.sum += f64::from(logprob);
+                let text = &mut candidate.text;
+                text.sum += f64::from(logprob);
                 if token == rules.eot() {
                     candidate.done = true;
                     continue;
                 }
-                candidate.tokens.push(token);
-                candidate.logprobs.push(logprob);
-                candidate.done = candidate.tokens.len() >= most || goes_round(&candidate.tokens);
+                text.tokens.push(token);
+                text.logprobs.push(logprob);
+                candidate.done = text.tokens.len() >= most || goes_round(&text.tokens);
             }
             let live: Vec<usize> = (0..count).filter(|index| !candidates[*index].done).collect();
             if live.is_empty() {
@@ -186,73 +210,60 @@ impl<C: Compute> WindowTask<'_, C> {
                 candidates[index].logits = out.logits.into_iter().next().unwrap_or_default();
             }
         }
-        let score = |candidate: &Candidate| match candidate.tokens.len() {
-            0 => f64::NEG_INFINITY,
-            len => candidate.sum / len as f64,
-        };
-        let best = candidates.into_iter().max_by(|a, b| score(a).total_cmp(&score(b)));
-        let best = best.ok_or(SpeechError::Unloaded)?;
-        Ok(self.decoded(best.tokens, best.logprobs, best.sum, prompted, temperature))
+        let best = Text::best(candidates.into_iter().map(|candidate| candidate.text))?;
+        Ok(self.decoded(best, prompted, temperature))
     }
 
     fn row(&self, prompted: &Prompted, candidate: &Candidate) -> AskedRow {
         AskedRow {
             window: Window::clone(self.window),
             sequence: Sequence::clone(&candidate.sequence),
-            start: prompted.len + candidate.tokens.len() as u32 - 1,
-            tokens: candidate.tokens.last().copied().into_iter().collect(),
+            start: prompted.len + candidate.text.tokens.len() as u32 - 1,
+            tokens: candidate.text.tokens.last().copied().into_iter().collect(),
             logits: LogitsOf::Last,
             scores: false,
         }
     }
 
     /// Beam search at temperature 0.
-    async fn beams(&self, prompted: &Prompted, beams: usize) -> Result<Decoded, SpeechError> {
-        let rules = Rules::new(self.tokens, self.timestamps);
+    async fn beams(&self, prompted: &Prompted, rules: &Rules, beams: usize) -> Result<Decoded, SpeechError> {
         let most = self.most_tokens(prompted)?;
-        let first = Candidate {
-            sequence: self.compute.cell().open(Some((&prompted.sequence, prompted.len)))?,
-            tokens: Vec::new(),
-            logprobs: Vec::new(),
-            sum: 0.0,
-            logits: prompted.logits.clone(),
-            done: false,
-        };
-        let mut live = vec![first];
-        let mut finished: Vec<(Vec<u32>, Vec<f32>, f64)> = Vec::new();
+        let mut live = vec![self.begin(prompted)?];
+        let mut finished: Vec<Text> = Vec::new();
         loop {
             // (beam, token, log-probability, sum), best first.
             let mut next: Vec<(usize, u32, f32, f64)> = Vec::new();
             for (beam, candidate) in live.iter_mut().enumerate() {
-                rules.apply(&mut candidate.logits, &candidate.tokens);
+                rules.apply(&mut candidate.logits, &candidate.text.tokens);
                 let total = rules::log_sum_exp(&candidate.logits);
                 for (token, logit) in rules::top(&candidate.logits, beams + 1) {
                     let logprob = logit - total;
-                    next.push((beam, token, logprob, candidate.sum + f64::from(logprob)));
+                    next.push((beam, token, logprob, candidate.text.sum + f64::from(logprob)));
                 }
             }
             next.sort_by(|a, b| b.3.total_cmp(&a.3));
             let mut chosen: Vec<Candidate> = Vec::with_capacity(beams);
             for (beam, token, logprob, sum) in next {
                 let parent = &live[beam];
+                let mut text = Text { sum, ..parent.text.clone() };
                 if token == rules.eot() {
                     if finished.len() < beams {
-                        finished.push((parent.tokens.clone(), parent.logprobs.clone(), sum));
+                        finished.push(text);
                     }
                     continue;
                 }
-                let (mut tokens, mut logprobs) = (parent.tokens.clone(), parent.logprobs.clone());
-                tokens.push(token);
-                logprobs.push(logprob);
-                let at = prompted.len + parent.tokens.len() as u32;
+                text.tokens.push(token);
+                text.logprobs.push(logprob);
+                let at = prompted.len + parent.text.tokens.len() as u32;
                 let sequence = self.compute.cell().open(Some((&parent.sequence, at)))?;
-                chosen.push(Candidate { sequence, tokens, logprobs, sum, logits: Vec::new(), done: false });
+                chosen.push(Candidate { sequence, text, logits: Vec::new(), done: false });
                 if chosen.len() == beams {
                     break;
                 }
             }
             live = chosen;
-            let over = live.iter().any(|beam| beam.tokens.len() >= most || goes_round(&beam.tokens));
+            let is_over = |text: &Text| text.tokens.len() >= most || goes_round(&text.tokens);
+            let over = live.iter().any(|beam| is_over(&beam.text));
             if live.is_empty() || finished.len() >= beams || over {
                 break;
             }
@@ -262,24 +273,12 @@ impl<C: Compute> WindowTask<'_, C> {
             }
         }
         let missing = beams.saturating_sub(finished.len());
-        finished.extend(live.into_iter().take(missing).map(|beam| (beam.tokens, beam.logprobs, beam.sum)));
-        let score = |result: &(Vec<u32>, Vec<f32>, f64)| match result.0.len() {
-            0 => f64::NEG_INFINITY,
-            len => result.2 / len as f64,
-        };
-        let best = finished.into_iter().max_by(|a, b| score(a).total_cmp(&score(b)));
-        let (tokens, logprobs, sum) = best.ok_or(SpeechError::Unloaded)?;
-        Ok(self.decoded(tokens, logprobs, sum, prompted, 0.0))
+        finished.extend(live.into_iter().take(missing).map(|beam| beam.text));
+        Ok(self.decoded(Text::best(finished.into_iter())?, prompted, 0.0))
     }
 
-    fn decoded(
-        &self,
-        tokens: Vec<u32>,
-        logprobs: Vec<f32>,
-        sum: f64,
-        prompted: &Prompted,
-        temperature: f64,
-    ) -> Decoded {
+    fn decoded(&self, text: Text, prompted: &Prompted, temperature: f64) -> Decoded {
+        let Text { tokens, logprobs, sum } = text;
         let compression_ratio = compression_ratio(&self.tokens.decode(&tokens));
         let avg_logprob = sum / (tokens.len() + 1) as f64;
         let avg_logprob = if avg_logprob.is_finite() { avg_logprob } else { 0.0 };

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tokio::sync::mpsc;
 
 use super::audio::{AudioError, AudioLimits, Decoder, Source};
 use super::mel::{self, MelStream};
@@ -18,6 +19,8 @@ use crate::types::speech::{AudioFault, AudioFaultKind, VadOptions};
 const KEPT: usize = 600 * SAMPLE_RATE as usize;
 /// Frames that are handed over at once.
 const BLOCK_FRAMES: usize = 500;
+/// Blocks that wait for the recogniser: some seconds of audio each.
+const WAITING_BLOCKS: usize = 4;
 /// Below this mean square (−60 dBFS) nobody is heard.
 const QUIET: f64 = 1e-6;
 
@@ -98,9 +101,7 @@ impl Reader {
     fn new(recording: &Recording, limits: &AudioLimits) -> Result<Self, AudioError> {
         Ok(match recording {
             Recording::Encoded(bytes) => {
-                let limits =
-                    AudioLimits { max_seconds: limits.max_seconds, max_channels: limits.max_channels };
-                Self::Decoder(Box::new(Decoder::open(Source::Memory(bytes.clone()), limits)?))
+                Self::Decoder(Box::new(Decoder::open(Source::Memory(bytes.clone()), *limits)?))
             }
             Recording::Samples(samples) => Self::Samples(Arc::clone(samples), 0),
         })
@@ -128,13 +129,13 @@ impl Reader {
     }
 }
 
-/// Looks through all of a recording. Short ones come back decoded.
+/// Looks through all of a recording, unless nobody listens any more. Short ones come back decoded.
 fn look(
     recording: &Recording,
     limits: &AudioLimits,
     mels: usize,
     vad: Option<VadOptions>,
-    goes_on: &mut dyn FnMut() -> bool,
+    to: &mpsc::Sender<Feed>,
 ) -> Result<Option<(Survey, Recording)>, AudioError> {
     let mut reader = Reader::new(recording, limits)?;
     let mut stream = MelStream::new(mels);
@@ -144,7 +145,7 @@ fn look(
     let (mut kept, mut samples, mut energy) = (Some(Vec::new()), 0, 0.0);
     let mut more = true;
     while more {
-        if !goes_on() {
+        if to.is_closed() {
             return Ok(None);
         }
         more = reader.read(&mut block)?;
@@ -195,31 +196,36 @@ fn fault(error: &AudioError) -> AudioFault {
     AudioFault { kind, message: error.to_string() }
 }
 
-/// Gives all of a recording's features to `send`, until that says false. Blocking: on an audio thread.
-pub fn feed(
-    recording: &Recording,
-    limits: &AudioLimits,
+/// Starts a thread that gives all of a recording's features, and ends early once the receiver is dropped.
+///
+/// # Errors
+/// Where there is no thread to be had.
+pub fn start(
+    recording: Recording,
+    limits: AudioLimits,
     mels: usize,
     vad: Option<VadOptions>,
-    send: &mut dyn FnMut(Feed) -> bool,
-    goes_on: &mut dyn FnMut() -> bool,
-) {
-    if let Err(error) = try_feed(recording, limits, mels, vad, send, goes_on) {
-        send(Feed::Failed(fault(&error)));
-    }
+) -> std::io::Result<mpsc::Receiver<Feed>> {
+    let (to, receiver) = mpsc::channel(WAITING_BLOCKS);
+    std::thread::Builder::new().name("greenroom-audio".into()).spawn(move || {
+        if let Err(error) = feed(&recording, &limits, mels, vad, &to) {
+            // Nobody listens any more: nobody misses it.
+            let _gone = to.blocking_send(Feed::Failed(fault(&error)));
+        }
+    })?;
+    Ok(receiver)
 }
 
-fn try_feed(
+fn feed(
     recording: &Recording,
     limits: &AudioLimits,
     mels: usize,
     vad: Option<VadOptions>,
-    send: &mut dyn FnMut(Feed) -> bool,
-    goes_on: &mut dyn FnMut() -> bool,
+    to: &mpsc::Sender<Feed>,
 ) -> Result<(), AudioError> {
-    let Some((survey, recording)) = look(recording, limits, mels, vad, goes_on)? else { return Ok(()) };
+    let Some((survey, recording)) = look(recording, limits, mels, vad, to)? else { return Ok(()) };
     let speech = survey.speech.clone();
-    if !send(Feed::Survey(survey)) || speech.is_empty() {
+    if to.blocking_send(Feed::Survey(survey)).is_err() || speech.is_empty() {
         return Ok(());
     }
     let mut reader = Reader::new(&recording, limits)?;
@@ -238,8 +244,8 @@ fn try_feed(
         if !more {
             stream.finish(0, &mut frames);
         }
-        if (!more || frames.len() >= BLOCK_FRAMES * mels) && !send(Feed::Frames(std::mem::take(&mut frames)))
-        {
+        let is_due = !more || frames.len() >= BLOCK_FRAMES * mels;
+        if is_due && to.blocking_send(Feed::Frames(std::mem::take(&mut frames))).is_err() {
             return Ok(());
         }
     }

@@ -27,9 +27,8 @@ pub mod words;
 use crate::types::{EngineError, SequenceId, TokenId};
 
 pub use crate::model::load::whisper::WhisperDims;
+pub use audio::SAMPLE_RATE;
 
-/// Samples a second of everything that a model hears.
-pub const SAMPLE_RATE: u32 = 16_000;
 /// Samples between two mel frames: 10 ms.
 pub const HOP: usize = 160;
 /// Mel frames of a window: 30 s.

@@ -62,7 +62,7 @@ impl Frames {
     }
 }
 
-/// Recognises a recording whose features come from [`super::features::feed`].
+/// Recognises a recording whose features come from [`super::features::start`].
 ///
 /// # Errors
 /// See [`SpeechError`].

@@ -2,7 +2,7 @@
 
 use crate::model::tokenizer::Tokenizer;
 use crate::types::TokenId;
-use crate::types::speech::{LANGUAGES, Task, language_code};
+use crate::types::speech::{LANGUAGES, SpeechFailure, SpeechOptions, Task, language_code};
 
 use super::WhisperDims;
 
@@ -132,6 +132,32 @@ impl SpeechTokens {
     pub fn language_of(&self, id: u32) -> Option<&'static str> {
         let index = id.checked_sub(self.sot + 1).filter(|index| *index < self.languages)?;
         LANGUAGES.get(index as usize).map(|(code, _)| *code)
+    }
+
+    /// Refuses options that this model cannot serve.
+    ///
+    /// # Errors
+    /// `Option`, which names the field and the fix.
+    pub fn check(&self, options: &SpeechOptions) -> Result<(), SpeechFailure> {
+        let wrong = |field, message: String| Err(SpeechFailure::Option { field, message });
+        let known = |code: &&'static str| self.language(code).is_some();
+        if !self.is_multilingual() && options.language.is_some_and(|code| code != "en") {
+            return wrong(
+                "language",
+                "this model knows English only; leave it out, or load a multilingual model".into(),
+            );
+        }
+        let asked = options.language.iter().chain(&options.languages);
+        if let Some(code) = asked.copied().find(|code| !known(code)) {
+            return wrong("language", format!("this model does not know `{code}`"));
+        }
+        if options.task == Task::Translate && !self.translates() {
+            return wrong(
+                "task",
+                "this model cannot translate; load a multilingual one, not turbo or distilled".into(),
+            );
+        }
+        Ok(())
     }
 
     /// What a window begins with. `language` is ignored by English models.

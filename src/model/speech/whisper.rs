@@ -161,35 +161,26 @@ pub fn pack<O: SpeechOps>(files: &WhisperFiles, config: &O::Config) -> Result<Pa
     Ok(PackedWhisper { weights, dims, alignment_heads: files.alignment_heads.clone() })
 }
 
-/// Takes packed weights over, piece by piece: nobody's stream stops for all of them.
+/// Takes packed weights over.
 struct Adopter<'a, O: SpeechOps>(&'a mut O);
 
-type Taken<O, T> = Result<T, <O as Failing>::Error>;
-
-/// Spells the one error type short.
-trait Failing {
-    type Error;
-}
-
-impl<O: SpeechOps> Failing for O {
-    type Error = EngineError;
-}
+type Taken<T> = Result<T, EngineError>;
 
 impl<O: SpeechOps> Adopter<'_, O> {
-    fn norm(&mut self, norm: LayerNorm<Vec<f32>>) -> Taken<O, LayerNorm<O::V>> {
+    fn norm(&mut self, norm: LayerNorm<Vec<f32>>) -> Taken<LayerNorm<O::V>> {
         let (weight, bias) = (self.0.vector(&norm.weight)?, self.0.vector(&norm.bias)?);
         Ok(LayerNorm { weight, bias, eps: norm.eps })
     }
 
-    fn linear(&mut self, linear: Linear<O::Packed, Vec<f32>>) -> Taken<O, Linear<O::W, O::V>> {
+    fn linear(&mut self, linear: Linear<O::Packed, Vec<f32>>) -> Taken<Linear<O::W, O::V>> {
         Ok(Linear { w: self.0.adopt(linear.w)?, bias: self.0.vector(&linear.bias)? })
     }
 
-    fn ffn(&mut self, ffn: FeedForward<O::Packed, Vec<f32>>) -> Taken<O, FeedForward<O::W, O::V>> {
+    fn ffn(&mut self, ffn: FeedForward<O::Packed, Vec<f32>>) -> Taken<FeedForward<O::W, O::V>> {
         Ok(FeedForward { norm: self.norm(ffn.norm)?, up: self.linear(ffn.up)?, down: self.linear(ffn.down)? })
     }
 
-    fn encoder(&mut self, block: EncoderBlock<O::Packed, Vec<f32>>) -> Taken<O, EncoderBlock<O::W, O::V>> {
+    fn encoder(&mut self, block: EncoderBlock<O::Packed, Vec<f32>>) -> Taken<EncoderBlock<O::W, O::V>> {
         Ok(EncoderBlock {
             norm: self.norm(block.norm)?,
             query: self.linear(block.query)?,
@@ -199,7 +190,7 @@ impl<O: SpeechOps> Adopter<'_, O> {
         })
     }
 
-    fn decoder(&mut self, block: DecoderBlock<O::Packed, Vec<f32>>) -> Taken<O, DecoderBlock<O::W, O::V>> {
+    fn decoder(&mut self, block: DecoderBlock<O::Packed, Vec<f32>>) -> Taken<DecoderBlock<O::W, O::V>> {
         Ok(DecoderBlock {
             norm: self.norm(block.norm)?,
             qkv: self.linear(block.qkv)?,
@@ -243,6 +234,8 @@ enum Stage {
 /// A window under way.
 pub struct Encoding<O: SpeechOps> {
     mel: Vec<f32>,
+    /// The same for the first convolution, from its first tile on.
+    features: Option<O::T>,
     stage: Stage,
     tile: usize,
     /// What the first convolution gave so far; later all of it.
@@ -258,6 +251,7 @@ impl<O: SpeechOps> Encoding<O> {
     pub fn new(mel: Vec<f32>) -> Self {
         Self {
             mel,
+            features: None,
             stage: Stage::Conv1,
             tile: 0,
             frames: Vec::new(),
@@ -302,7 +296,7 @@ pub struct Heard<'a, O: SpeechOps> {
 }
 
 impl<O: SpeechOps> Whisper<O> {
-    /// Takes the weights over, asking `more` between blocks whether it may go on; `wait` is called when not.
+    /// Takes the weights over.
     ///
     /// # Errors
     /// `Device`.
@@ -382,7 +376,7 @@ impl<O: SpeechOps> Whisper<O> {
                 encoding.x.push(Some(x));
             }
             Stage::Project(layer) => self.project(ops, encoding, layer, rows.start)?,
-            Stage::Attend(layer) => self.attend(ops, encoding, layer)?,
+            Stage::Attend(layer) => self.attend(ops, encoding, layer, rows.len())?,
             Stage::Norm => {
                 let x = encoding.x.get(tile).and_then(Option::as_ref).ok_or_else(|| lost("tile"))?;
                 let x = ops.layer_norm(x, &self.weights.encoder_norm)?;
@@ -416,7 +410,7 @@ impl<O: SpeechOps> Whisper<O> {
             Stage::Conv1 => {
                 let parts = std::mem::take(&mut encoding.frames);
                 encoding.frames.push(ops.join(parts)?);
-                encoding.mel = Vec::new();
+                encoding.features = None;
                 Stage::Conv2
             }
             Stage::Conv2 => {
@@ -443,18 +437,11 @@ impl<O: SpeechOps> Whisper<O> {
         encoding: &mut Encoding<O>,
         rows: std::ops::Range<usize>,
     ) -> Result<(), EngineError> {
-        let mels = self.dims.mels;
-        let mut windows = Vec::with_capacity(rows.len() * 3 * mels);
-        for row in rows.clone() {
-            for tap in 0..3 {
-                let at = (row + tap).checked_sub(1).filter(|at| *at < WINDOW_FRAMES);
-                match at.and_then(|at| encoding.mel.get(at * mels..(at + 1) * mels)) {
-                    Some(frame) => windows.extend_from_slice(frame),
-                    None => windows.resize(windows.len() + mels, 0.0),
-                }
-            }
+        if encoding.tile == 0 {
+            encoding.features = Some(ops.upload(WINDOW_FRAMES, &std::mem::take(&mut encoding.mel))?);
         }
-        let windows = ops.upload(rows.len(), &windows)?;
+        let features = encoding.features.as_ref().ok_or_else(|| lost("features"))?;
+        let windows = ops.windows(features, rows, 1)?;
         let x = ops.linear(&windows, &self.weights.conv1.w)?;
         let x = ops.bias_act(x, &self.weights.conv1.bias, Act::Gelu)?;
         ops.settle(&[&x], None)?;
@@ -487,14 +474,18 @@ impl<O: SpeechOps> Whisper<O> {
         Ok(())
     }
 
-    fn attend(&self, ops: &mut O, encoding: &mut Encoding<O>, layer: usize) -> Result<(), EngineError> {
+    fn attend(
+        &self,
+        ops: &mut O,
+        encoding: &mut Encoding<O>,
+        layer: usize,
+        count: usize,
+    ) -> Result<(), EngineError> {
         let block = &self.weights.encoder[layer];
         let tile = encoding.tile;
         let queries = encoding.queries.get_mut(tile).and_then(Option::take).ok_or_else(|| lost("queries"))?;
         let x = encoding.x.get_mut(tile).and_then(Option::take).ok_or_else(|| lost("tile"))?;
         let memory = encoding.memory.as_ref().ok_or_else(|| lost("memory"))?;
-        let count = self.dims.audio_context.min((tile + 1) * ops.tile(self.dims.width))
-            - tile * ops.tile(self.dims.width).min(self.dims.audio_context);
         let mixed = ops.recall(&queries, &self.spec, &[(count, memory)])?;
         let x = add(ops, mixed, &block.out, x)?;
         let x = feed_forward(ops, &block.ffn, x)?;

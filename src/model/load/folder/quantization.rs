@@ -22,7 +22,8 @@ const GROUPS: [u16; 3] = [32, 64, 128];
 const SUPPORTED: &str = "2, 3, 4, 5, 6 and 8 bits in groups of 32, 64 and 128";
 const AFFINE: &str = "affine";
 
-type AllStored = BTreeMap<String, (usize, Stored)>;
+/// A checkpoint's tensors by name, each with the index of its file.
+pub(in crate::model::load) type AllStored = BTreeMap<String, (usize, Stored)>;
 
 /// How codes are made, as the configuration gives it.
 #[derive(Clone, PartialEq, Eq, Debug)]

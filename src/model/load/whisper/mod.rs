@@ -18,7 +18,6 @@ use serde_json::Value;
 
 use super::folder::{self, Quantization, safetensors};
 use super::malformed;
-use super::mapping::Mapping;
 use crate::model::tokenizer::Tokenizer;
 use crate::types::LoadError;
 
@@ -117,15 +116,7 @@ fn open_safetensors(folder: &Path, config: &Value) -> Result<(WhisperTensors, &'
         return Err(LoadError::NotFound { message: format!("these files are missing: {missing}") });
     }
     let quantization = Quantization::of(config, &folder.join("config.json"))?;
-    let mut files = Vec::new();
-    let mut stored = BTreeMap::new();
-    for (index, shard) in shards.iter().enumerate() {
-        let mapping = Mapping::open(shard)?;
-        for (name, tensor) in safetensors::parse(mapping.bytes(), shard)? {
-            stored.insert(name, (index, tensor));
-        }
-        files.push(mapping);
-    }
+    let (files, stored) = folder::map_files(&shards, |_| true)?;
     let is_mlx = stored.keys().any(|name| name.starts_with("encoder.blocks."));
     let tensors = WhisperTensors::from_stored(files, &stored, &quantization)?;
     Ok((tensors, if is_mlx { "MLX safetensors" } else { "safetensors" }))
@@ -185,17 +176,16 @@ fn dims(tensors: &WhisperTensors, config: &Value) -> Result<WhisperDims, LoadErr
     Ok(dims)
 }
 
-/// One tensor of a safetensors file in memory, in f32; `None` where it is not there or not of floats.
-pub(crate) fn floats_of(file: &[u8], name: &str, path: &Path) -> Option<Vec<f32>> {
+/// All tensors of a safetensors file in memory, in f32; `None` where one is not of floats.
+pub(crate) fn floats_of(file: &[u8], path: &Path) -> Option<BTreeMap<String, Vec<f32>>> {
     let tensors = safetensors::parse(file, path).ok()?;
-    let (_, tensor) = tensors.into_iter().find(|(found, _)| found == name)?;
-    let kind = match tensor.dtype {
-        safetensors::Dtype::F32 => super::TensorType::F32,
-        safetensors::Dtype::F16 => super::TensorType::F16,
-        safetensors::Dtype::BF16 => super::TensorType::BF16,
-        safetensors::Dtype::U32 | safetensors::Dtype::Other => return None,
-    };
-    Some(widen(file.get(tensor.bytes)?, kind))
+    let (stored, plain) = (BTreeMap::new(), Quantization::default());
+    let floats = tensors.into_iter().map(|(name, tensor)| {
+        let (kind, _, _) = folder::storage(&name, &tensor, &stored, &plain).ok()?;
+        let values = widen(file.get(tensor.bytes)?, kind);
+        Some((name, values))
+    });
+    floats.collect()
 }
 
 /// A float tensor's bytes in f32.

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::super::folder::{Quantization, quantization, safetensors::Dtype, safetensors::Stored};
+use super::super::folder::{self, AllStored, Quantization, quantization};
 use super::super::mapping::Mapping;
+use super::super::table::Span;
 use super::super::{HostTensor, RowOrder, TensorType};
 use super::{convolution, names};
 use crate::types::LoadError;
@@ -45,7 +46,7 @@ impl WhisperTensors {
     /// From a checkpoint in a folder, by either layout's names.
     pub(super) fn from_stored(
         files: Vec<Mapping>,
-        stored: &BTreeMap<String, (usize, Stored)>,
+        stored: &AllStored,
         quantization: &Quantization,
     ) -> Result<Self, LoadError> {
         let mut table = Self::new(files);
@@ -61,24 +62,15 @@ impl WhisperTensors {
                 continue;
             }
             let Some(to) = names::from_folder(name) else { continue };
-            let kind = match tensor.dtype {
-                Dtype::F32 => TensorType::F32,
-                Dtype::F16 => TensorType::F16,
-                Dtype::BF16 => TensorType::BF16,
-                Dtype::U32 => {
-                    let packed = quantization.affine(name, tensor, stored)?;
-                    let mapped = |span: super::super::table::Span| Data::Mapped(span.file, span.bytes);
-                    let meta = Some((mapped(packed.scales), mapped(packed.biases)));
-                    let data = Data::Mapped(*file, tensor.bytes.clone());
-                    table.insert(to, Tensor { shape: packed.shape, kind: packed.kind, data, meta })?;
-                    continue;
-                }
-                Dtype::Other => {
-                    let message = format!("tensor `{name}` is {}", tensor.dtype_name);
-                    return Err(LoadError::Unsupported { message });
-                }
-            };
-            table.insert_dense(to, &tensor.shape, kind, *file, tensor.bytes.clone())?;
+            let (kind, shape, meta) = folder::storage(name, tensor, stored, quantization)?;
+            if let Some((scales, biases)) = meta {
+                let mapped = |span: Span| Data::Mapped(span.file, span.bytes);
+                let meta = Some((mapped(scales), mapped(biases)));
+                let data = Data::Mapped(*file, tensor.bytes.clone());
+                table.insert(to, Tensor { shape, kind, data, meta })?;
+                continue;
+            }
+            table.insert_dense(to, &shape, kind, *file, tensor.bytes.clone())?;
         }
         Ok(table)
     }

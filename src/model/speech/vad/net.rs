@@ -105,23 +105,24 @@ impl SpeechNet {
     }
 
     fn read() -> Option<Self> {
+        let weights = floats_of(WEIGHTS, Path::new("silero-v6.safetensors"))?;
         let floats = |name: &str, len: usize| {
-            floats_of(WEIGHTS, name, Path::new("silero-v6.safetensors")).filter(|values| values.len() == len)
+            weights.get(name).filter(|values| values.len() == len).map(Vec::as_slice)
         };
         let convolution = |name: &str, inputs: usize, outputs: usize, stride: usize| {
             let weight = floats(&format!("{name}.weight"), outputs * inputs * 3)?;
             let bias = floats(&format!("{name}.bias"), outputs)?;
-            let tap = |tap: usize| Layer { weight: turned(&weight, outputs, 3, tap), bias: bias.clone() };
+            let tap = |tap: usize| Layer { weight: turned(weight, outputs, 3, tap), bias: bias.to_vec() };
             Some(Convolution { taps: [tap(0), tap(1), tap(2)], stride, outputs })
         };
         let gates = |kind: &str| {
             let weight = floats(&format!("lstm_cell.weight_{kind}"), 4 * HIDDEN * HIDDEN)?;
             let bias = floats(&format!("lstm_cell.bias_{kind}"), 4 * HIDDEN)?;
-            Some(Layer { weight: turned(&weight, 4 * HIDDEN, 1, 0), bias })
+            Some(Layer { weight: turned(weight, 4 * HIDDEN, 1, 0), bias: bias.to_vec() })
         };
         Some(Self {
             basis: Layer {
-                weight: turned(&floats("stft_conv.weight", 2 * BINS * COLUMN)?, 2 * BINS, 1, 0),
+                weight: turned(floats("stft_conv.weight", 2 * BINS * COLUMN)?, 2 * BINS, 1, 0),
                 bias: Vec::new(),
             },
             convolutions: [
@@ -132,7 +133,7 @@ impl SpeechNet {
             ],
             input: gates("ih")?,
             hidden: gates("hh")?,
-            last: floats("final_conv.weight", HIDDEN)?,
+            last: floats("final_conv.weight", HIDDEN)?.to_vec(),
             last_bias: *floats("final_conv.bias", 1)?.first()?,
         })
     }
