@@ -137,6 +137,10 @@ impl Gateway {
             None | Some("default") => self.models.first(),
             Some(asked) => self.models.iter().find(|model| model.id == asked),
         };
+        if self.models.is_empty() {
+            let message = "no chat model is served here: start the server with one beside the speech model";
+            return Err(Refusal::NotAvailable { message: message.into() });
+        }
         found.ok_or_else(|| Refusal::UnknownModel {
             asked: asked.unwrap_or("default").to_owned(),
             known: self.models.iter().map(|model| model.id.clone()).collect(),
@@ -250,7 +254,7 @@ fn count(gauges: &Gauges, refusal: &Refusal) {
     gauges.ended(Outcome::Refused);
     gauges.refusals.up(match refusal {
         Refusal::UnknownModel { .. } => "unknown_model",
-        Refusal::Busy { .. } => "busy",
+        Refusal::Busy { .. } | Refusal::SessionLimit { .. } => "busy",
         Refusal::Loading { .. } => "loading",
         Refusal::EngineFailed { .. } => "engine_failed",
         Refusal::WouldExpire { .. } => "would_expire",

@@ -16,11 +16,12 @@ use crate::actors::scheduler::disk::{DiskOrder, ReadId, ReadPieces};
 use crate::actors::scheduler::fill::Fill;
 use crate::actors::scheduler::native::NativeJob;
 use crate::actors::stream::EventSink;
+use crate::actors::transcription::SpeechSession;
 use crate::cache::Namespace;
 use crate::cache::ssd::{Codec, ScanReport, SegmentHead, SegmentId};
 use crate::model::LoadedModel;
 use crate::model::text::TextModel;
-use crate::types::speech::{SpeechEvent, SpeechFailure, SpeechOptions, Transcription};
+use crate::types::speech::{SessionSpec, SpeechEvent, SpeechFailure, SpeechOptions, Transcription};
 use crate::types::{
     ChatEvent, ChatRequest, Epoch, PreparedPrompt, Refusal, RequestId, Terms, Ticket, TokenId,
 };
@@ -168,6 +169,22 @@ impl TranscriptStream {
     }
 }
 
+/// A live session is to begin. From a handler or a host's own actor to the transcription service.
+#[derive(Message, Clone, Debug, Default)]
+#[rtype(result = "Result<SpeechSession, Refusal>")]
+pub struct OpenSession {
+    /// What is asked.
+    pub spec: SessionSpec,
+}
+
+/// The live session of this id, open or ended lately. To the transcription service from anybody.
+#[derive(Message, Clone, Debug, Default)]
+#[rtype(result = "Option<SpeechSession>")]
+pub struct FindSession {
+    /// Its id.
+    pub id: String,
+}
+
 /// How the transcription service is. To it from anybody.
 #[derive(Message, Clone, Copy, Debug, Default)]
 #[rtype(result = "Option<SpeechStatus>")]
@@ -189,6 +206,8 @@ pub struct SpeechStatus {
     pub running: u64,
     /// Recordings that wait.
     pub queued: u64,
+    /// Live sessions that are open.
+    pub sessions: u64,
     /// Since the start.
     pub requests: u64,
     /// Given up by their clients.

@@ -72,7 +72,7 @@ pub(crate) struct Board {
 
 impl Board {
     pub(crate) fn new(ids: &[String], created: SystemTime) -> Self {
-        let models = ids
+        let models: Vec<_> = ids
             .iter()
             .map(|id| ModelStatus {
                 id: id.clone(),
@@ -82,10 +82,12 @@ impl Board {
                 created,
             })
             .collect();
+        // Without chat models nothing is waited for: a speech model loads when it is needed.
+        let health = derive(false, &models);
         Self {
             models: RwLock::new(models),
             draining: watch::Sender::new(false),
-            health: watch::Sender::new(Health::Loading),
+            health: watch::Sender::new(health),
             hung: RwLock::new(None),
         }
     }

@@ -13,8 +13,9 @@ use tokio::sync::watch;
 use crate::actors::gateway::{Gateway, Served};
 use crate::actors::loader::Loader;
 use crate::actors::messages::{
-    CacheStatistics, ChangeSession, ChatStream, ClearCache, Drain, FlushDisk, Halt, ListSessions, OpenChat,
-    SpeechStatistics, SpeechStatus, Transcribe, TranscriptStream, UnloadSpeech,
+    CacheStatistics, ChangeSession, ChatStream, ClearCache, Drain, FindSession, FlushDisk, Halt,
+    ListSessions, OpenChat, OpenSession, SpeechStatistics, SpeechStatus, Transcribe, TranscriptStream,
+    UnloadSpeech,
 };
 use crate::actors::retry::RetryAdvice;
 use crate::actors::scheduler::BatchScheduler;
@@ -23,13 +24,14 @@ use crate::actors::scheduler::restart::RestartPolicy;
 use crate::actors::ssd_writer::SsdSettings;
 use crate::actors::status::{Board, Health, ModelStatus};
 use crate::actors::threads::{ComputeActors, Threads};
-use crate::actors::transcription::{SpeechParts, TranscriptionService};
+use crate::actors::transcription::{SpeechParts, SpeechSession, TranscriptionService};
 use crate::actors::watchdog::Watchdog;
 use crate::cache::TokenHistory;
 use crate::config::{Config, Problem};
 use crate::model::ModelSource;
 use crate::model::speech::source::SpeechSource;
 use crate::observe::{Gauges, Pulse, fields};
+use crate::types::speech::SessionSpec;
 use crate::types::{ChatRequest, Clock, LiveCount, Refusal, SystemClock, TicketOffice, TraceRing};
 
 /// How long a drain waits for requests that were in preparation at its deadline.
@@ -53,7 +55,7 @@ pub enum StartError {
         problems: Vec<Problem>,
     },
     /// Nothing to answer with.
-    #[error("no model was given: call `model` on the builder at least once")]
+    #[error("no model was given: call `model` or `speech` on the builder")]
     NoModel,
     /// Two models with one id.
     #[error("two models are called `{id}`: ids must differ")]
@@ -86,7 +88,8 @@ impl GreenroomBuilder {
         self
     }
 
-    /// Adds the speech model; it is loaded with the first recording, or as `speech.preload` says.
+    /// Adds the speech model; it is loaded with the first recording, or as `speech.preload` says. A chat model
+    /// is not needed then.
     #[must_use]
     pub fn speech(mut self, source: Arc<dyn SpeechSource>) -> Self {
         self.speech = Some(source);
@@ -159,6 +162,8 @@ impl GreenroomBuilder {
         let handles = Handles {
             open_chat: open_chat.recipient(),
             transcribe: addresses.transcription.clone().recipient(),
+            open_session: addresses.transcription.clone().recipient(),
+            find_session: addresses.transcription.clone().recipient(),
             speech_statistics: addresses.transcription.clone().recipient(),
             unload_speech: addresses.transcription.clone().recipient(),
             speech_model: self.speech.as_ref().map(|source| source.id().to_owned()),
@@ -198,7 +203,10 @@ impl GreenroomBuilder {
             }
             ids.push(model.id().to_owned());
         }
-        if ids.is_empty() { Err(StartError::NoModel) } else { Ok(ids) }
+        if ids.is_empty() && self.speech.is_none() {
+            return Err(StartError::NoModel);
+        }
+        Ok(ids)
     }
 
     fn compute_actors(
@@ -344,6 +352,8 @@ impl Greenroom {
 pub struct Handles {
     open_chat: Recipient<OpenChat>,
     transcribe: Recipient<Transcribe>,
+    open_session: Recipient<OpenSession>,
+    find_session: Recipient<FindSession>,
     speech_statistics: Recipient<SpeechStatistics>,
     unload_speech: Recipient<UnloadSpeech>,
     speech_model: Option<String>,
@@ -387,6 +397,22 @@ impl Handles {
             return Err(Refusal::Draining);
         }
         self.transcribe.send(request).await.unwrap_or(Err(Refusal::Draining))
+    }
+
+    /// Begins a live session.
+    ///
+    /// # Errors
+    /// See [`Refusal`].
+    pub async fn open_session(&self, spec: SessionSpec) -> Result<SpeechSession, Refusal> {
+        if self.is_draining() {
+            return Err(Refusal::Draining);
+        }
+        self.open_session.send(OpenSession { spec }).await.unwrap_or(Err(Refusal::Draining))
+    }
+
+    /// The live session of this id, open or ended lately.
+    pub async fn find_session(&self, id: &str) -> Option<SpeechSession> {
+        self.find_session.send(FindSession { id: id.to_owned() }).await.ok().flatten()
     }
 
     /// Id of the speech model, where there is one.

@@ -273,6 +273,14 @@ pub struct SpeechConfig {
     pub max_file_mib: usize,
     /// Longest recording, seconds.
     pub max_seconds: u64,
+    /// Live sessions that may be open; more are refused with 429.
+    pub max_sessions: usize,
+    /// Seconds without audio after which a session finishes by itself.
+    pub session_idle_s: u64,
+    /// Longest session, seconds of audio.
+    pub session_max_s: u64,
+    /// Seconds for which an ended session's text can still be fetched.
+    pub session_keep_s: u64,
     /// Share of the compute thread's time while chat wants it as well; a chat model has 1.
     pub weight: f64,
 }
@@ -288,6 +296,10 @@ impl Default for SpeechConfig {
             max_queue: 16,
             max_file_mib: 100,
             max_seconds: 14_400,
+            max_sessions: 16,
+            session_idle_s: 60,
+            session_max_s: 7200,
+            session_keep_s: 300,
             weight: 0.5,
         }
     }

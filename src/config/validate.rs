@@ -125,6 +125,10 @@ impl Config {
         check.within("speech.max_queue", speech.max_queue, 0, 10_000);
         check.within("speech.max_file_mib", speech.max_file_mib, 1, 4096);
         check.within("speech.max_seconds", speech.max_seconds, 1, 86_400);
+        check.within("speech.max_sessions", speech.max_sessions, 1, 1024);
+        check.within("speech.session_idle_s", speech.session_idle_s, 1, 86_400);
+        check.within("speech.session_max_s", speech.session_max_s, 1, 86_400);
+        check.within("speech.session_keep_s", speech.session_keep_s, 1, 86_400);
         check.within("speech.weight", speech.weight, 0.01, 100.0);
         check.within("trace.ring", self.trace.ring, 0, 4096);
     }

@@ -128,6 +128,10 @@ impl From<Refusal> for ApiError {
                 Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "rate_limit_exceeded", message)
                     .retry(retry_after)
             }
+            Refusal::SessionLimit { retry_after, .. } => {
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "session_limit", message)
+                    .retry(retry_after)
+            }
             Refusal::Loading { retry_after, .. } => {
                 Self::server(unavailable, "model_loading", message).retry(retry_after)
             }

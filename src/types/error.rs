@@ -23,6 +23,14 @@ pub enum Refusal {
         /// When a place is likely.
         retry_after: Duration,
     },
+    /// As many live sessions are open as may be.
+    #[error("{limit} live sessions are open, which is the limit (speech.max_sessions); finish or delete one, or try again in {} s", retry_after.as_secs().max(1))]
+    SessionLimit {
+        /// Sessions that may be open.
+        limit: usize,
+        /// When to try again.
+        retry_after: Duration,
+    },
     /// The model is still being loaded, or its engine is being rebuilt.
     #[error("the model `{model}` is still loading; try again in {} s", retry_after.as_secs().max(1))]
     Loading {

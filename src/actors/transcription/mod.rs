@@ -6,6 +6,7 @@
 //! the next piece. Without work for a while the weights are given back.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,8 @@ use tokio::sync::{Mutex, Semaphore, mpsc, oneshot, watch};
 
 use crate::actors::gateway::draw;
 use crate::actors::messages::{
-    Drain, Drained, SpeechStatistics, SpeechStatus, Transcribe, TranscriptStream, UnloadSpeech,
+    Drain, Drained, FindSession, OpenSession, SpeechStatistics, SpeechStatus, Transcribe, TranscriptStream,
+    UnloadSpeech,
 };
 use crate::actors::turns::ComputeTurns;
 use crate::config::SpeechConfig;
@@ -27,17 +29,23 @@ use crate::model::speech::recognise::{Progress, recognise};
 use crate::model::speech::source::SpeechSource;
 use crate::model::speech::tokens::SpeechTokens;
 use crate::observe::fields;
-use crate::types::speech::{SpeechEvent, SpeechFailure, SpeechOptions, Transcription};
+use crate::types::speech::{SessionEnd, SpeechEvent, SpeechFailure, SpeechOptions, Transcription};
 use crate::types::{Clock, LiveCount, Refusal, Ticket, TicketOffice};
 
 mod desk;
+mod live;
+mod session;
 
 use desk::Desk;
+pub use session::{SessionReader, SpeechSession};
 
 /// What a refused client is told to wait.
 const RETRY: Duration = Duration::from_secs(2);
 /// After a load that failed, the next one is tried no sooner.
 const LOAD_PAUSE: Duration = Duration::from_secs(5);
+
+/// Names that clients send without knowing what runs here.
+const OPENAI_NAMES: [&str; 5] = ["", "default", "whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe"];
 
 /// What the service is made of.
 pub(crate) struct SpeechParts {
@@ -59,6 +67,10 @@ struct Shared {
     /// When the latest load failed, and why.
     failed: RefCell<Option<(Duration, String)>>,
     running: Semaphore,
+    /// Utterances that are recognised at a time, of all sessions.
+    steps: Semaphore,
+    /// Those that are open, and those that ended lately.
+    sessions: RefCell<HashMap<String, SpeechSession>>,
     /// Requests that need the model now.
     users: Cell<usize>,
     /// Grows with every use: a timer that finds another number has been overtaken.
@@ -87,6 +99,8 @@ impl TranscriptionService {
         let status = SpeechStatus { model: source.id().to_owned(), ..SpeechStatus::default() };
         let shared = Rc::new(Shared {
             running: Semaphore::new(config.max_running),
+            steps: Semaphore::new(config.max_running),
+            sessions: RefCell::default(),
             source,
             config,
             clock,
@@ -126,12 +140,7 @@ impl Handler<Transcribe> for TranscriptionService {
         if *self.stop.borrow() {
             return Err(Refusal::Draining);
         }
-        let id = shared.source.id();
-        // OpenAI's name for its own model means the one there is.
-        let asked = message.model.filter(|asked| !["whisper-1", "default", ""].contains(&asked.as_str()));
-        if let Some(asked) = asked.filter(|asked| asked != id) {
-            return Err(Refusal::UnknownModel { asked, known: vec![id.to_owned()] });
-        }
+        let id = shared.named(message.model)?;
         let (request, _) = draw()?;
         let ticket = self.places.try_take(request, shared.clock.now());
         let ticket = ticket.ok_or(Refusal::Busy { retry_after: RETRY })?;
@@ -140,6 +149,42 @@ impl Handler<Transcribe> for TranscriptionService {
         let stop = self.stop.subscribe();
         actix::spawn(work(Rc::clone(shared), ticket, message.audio, message.options, events, stop));
         Ok(stream)
+    }
+}
+
+impl Handler<OpenSession> for TranscriptionService {
+    type Result = Result<SpeechSession, Refusal>;
+
+    fn handle(&mut self, message: OpenSession, _: &mut Self::Context) -> Self::Result {
+        let Some(shared) = &self.shared else {
+            return Err(Refusal::no_speech_model());
+        };
+        if *self.stop.borrow() {
+            return Err(Refusal::Draining);
+        }
+        let model = shared.named(message.spec.model.clone())?.to_owned();
+        let limit = shared.config.max_sessions;
+        if shared.open_sessions() >= limit {
+            return Err(Refusal::SessionLimit { limit, retry_after: RETRY });
+        }
+        let (number, _) = draw()?;
+        let id = format!("sess_{number}");
+        let clock = Arc::clone(&shared.clock);
+        let session = SpeechSession::new(id.clone(), model, message.spec, &shared.config, clock);
+        shared.sessions.borrow_mut().insert(id, session.clone());
+        actix::spawn(live::run(Rc::clone(shared), session.clone(), self.stop.subscribe()));
+        Ok(session)
+    }
+}
+
+impl Handler<FindSession> for TranscriptionService {
+    type Result = MessageResult<FindSession>;
+
+    fn handle(&mut self, message: FindSession, _: &mut Self::Context) -> Self::Result {
+        let found =
+            self.shared.as_ref().and_then(|shared| shared.sessions.borrow().get(&message.id).cloned());
+        // One that was given up is only waiting for its task to notice.
+        MessageResult(found.filter(|session| session.end_now() != Some(SessionEnd::Cancelled)))
     }
 }
 
@@ -198,6 +243,21 @@ impl Drop for User {
 }
 
 impl Shared {
+    /// The model's id, where that is what was asked for.
+    fn named(&self, asked: Option<String>) -> Result<&str, Refusal> {
+        let id = self.source.id();
+        // OpenAI's names for its own models mean the one there is.
+        let asked = asked.filter(|asked| !OPENAI_NAMES.contains(&asked.as_str()));
+        match asked.filter(|asked| asked != id) {
+            Some(asked) => Err(Refusal::UnknownModel { asked, known: vec![id.to_owned()] }),
+            None => Ok(id),
+        }
+    }
+
+    fn open_sessions(&self) -> usize {
+        self.sessions.borrow().values().filter(|session| session.end_now().is_none()).count()
+    }
+
     /// The tokens of the loaded model; loads it where it is not.
     async fn load(&self) -> Result<Arc<SpeechTokens>, SpeechFailure> {
         let begun = self.clock.now();
@@ -264,6 +324,7 @@ impl Shared {
         let out = places.capacity() - places.available();
         status.running = (self.config.max_running - self.running.available_permits()) as u64;
         status.queued = (out as u64).saturating_sub(status.running);
+        status.sessions = self.open_sessions() as u64;
         status.is_resident = self.desk.engine().is_loaded();
         let bytes = self.desk.engine().with(|engine| Ok((engine.weight_bytes(), engine.state_bytes())));
         (status.weight_bytes, status.state_bytes) = bytes.unwrap_or_default();

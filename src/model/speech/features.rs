@@ -22,7 +22,7 @@ const BLOCK_FRAMES: usize = 500;
 /// Blocks that wait for the recogniser: some seconds of audio each.
 const WAITING_BLOCKS: usize = 4;
 /// Below this mean square (−60 dBFS) nobody is heard.
-const QUIET: f64 = 1e-6;
+pub(super) const QUIET: f64 = 1e-6;
 
 /// What is to be heard.
 #[derive(Clone, Debug)]
@@ -187,7 +187,7 @@ fn look(
     Ok(Some((survey, recording)))
 }
 
-fn fault(error: &AudioError) -> AudioFault {
+pub(super) fn fault(error: &AudioError) -> AudioFault {
     let kind = match error {
         AudioError::Empty => AudioFaultKind::Empty,
         AudioError::TooLong { .. } => AudioFaultKind::TooLong,

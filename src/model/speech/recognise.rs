@@ -129,7 +129,8 @@ impl<C: Compute> Run<'_, C> {
     async fn windows(mut self, tell: &mut dyn FnMut(Progress<'_>)) -> Result<Transcription, SpeechError> {
         let total = self.survey.frames().max(usize::from(!self.survey.speech.is_empty()));
         let mut seek = 0;
-        while seek < total {
+        let is_a_rest = |left: usize| (left as f64) < self.options.least_rest_s * 100.0;
+        while seek < total && (seek == 0 || !is_a_rest(total - seek)) {
             let size = WINDOW_FRAMES.min(total - seek);
             let mel = self.frames.window(seek, size).await?;
             let window = self.compute.encode(mel).await?;

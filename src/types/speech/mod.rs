@@ -3,10 +3,15 @@
 mod formats;
 mod languages;
 mod options;
+mod session;
 
 pub use formats::{Format, json, srt, usage, verbose, vtt, write};
 pub use languages::{LANGUAGES, language_code, language_name};
 pub use options::{SpeechOptions, VadOptions};
+pub use session::{
+    AppendError, LiveInput, Partial, PcmEncoding, PcmFormat, SessionEnd, SessionEvent, SessionNews,
+    SessionSpec, SessionState, SessionStatus,
+};
 
 /// What is to be written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

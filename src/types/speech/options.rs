@@ -74,6 +74,9 @@ pub struct SpeechOptions {
     pub vad: Option<VadOptions>,
     /// So many pieces of a long recording are decoded at a time, each for itself; 1: one after the other.
     pub batch_size: usize,
+    /// What is left of a recording behind its last words is not heard by itself where it is shorter than so
+    /// many seconds: models tend to find words in a breath.
+    pub least_rest_s: f64,
     /// Keys random numbers of temperatures.
     pub seed: u64,
     /// Steps of the ladder.
@@ -100,6 +103,7 @@ impl Default for SpeechOptions {
             hallucination_silence_s: None,
             vad: Some(VadOptions::FILE),
             batch_size: 1,
+            least_rest_s: 0.0,
             seed: 0,
             ladder: [0.0, 0.2, 0.4, 0.6, 0.8, 1.0].into(),
         }

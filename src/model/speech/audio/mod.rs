@@ -21,8 +21,9 @@ mod source;
 mod tally;
 mod tracks;
 
+pub use crate::types::speech::{PcmEncoding, PcmFormat};
 pub use decode::Decoder;
-pub use pcm::{PcmEncoding, PcmFormat, PcmReader};
+pub use pcm::PcmReader;
 
 use bytes::Bytes;
 

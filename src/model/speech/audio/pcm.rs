@@ -3,31 +3,10 @@
 use super::mix::Mixer;
 use super::resample::{RATES, Resampler};
 use super::{AudioError, AudioLimits};
-
-/// How a sample is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PcmEncoding {
-    /// 16 bits, signed, little-endian.
-    S16,
-    /// 32-bit float, little-endian, full scale 1.
-    F32,
-    /// G.711 µ-law, 8 bits.
-    MuLaw,
-    /// G.711 A-law, 8 bits.
-    ALaw,
-}
+use crate::types::speech::{PcmEncoding, PcmFormat};
 
 impl PcmEncoding {
-    /// Bytes a sample.
-    pub fn width(self) -> usize {
-        match self {
-            Self::S16 => 2,
-            Self::F32 => 4,
-            Self::MuLaw | Self::ALaw => 1,
-        }
-    }
-
-    /// The sample in `bytes`, which are [`Self::width`] long.
+    /// The sample in `bytes`, which are as long as one.
     fn read(self, bytes: &[u8]) -> f32 {
         match (self, bytes) {
             (Self::S16, &[a, b]) => f32::from(i16::from_le_bytes([a, b])) / 32768.0,
@@ -37,17 +16,6 @@ impl PcmEncoding {
             _ => 0.0,
         }
     }
-}
-
-/// What the bytes of a [`PcmReader`] are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PcmFormat {
-    /// How a sample is written.
-    pub encoding: PcmEncoding,
-    /// Frames a second, 1 to 384 kHz.
-    pub rate: u32,
-    /// Interleaved channels, 1 to 8.
-    pub channels: u16,
 }
 
 /// Turns raw samples into 16 kHz mono, however the bytes are cut: what comes out for the same bytes is
