@@ -3,7 +3,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
 
 mod common;
+#[path = "http_audio/sessions.rs"]
+mod sessions;
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
@@ -34,10 +37,20 @@ impl Reply {
 }
 
 impl Server {
+    /// Speech beside chat.
     fn start(settings: &[(&str, &str)]) -> Self {
+        let (chat, speech) = (common::demo_model(), common::speech_model("whisper-tiny.en"));
+        Self::serve(&[chat.as_os_str(), "--speech-model".as_ref(), speech.as_os_str()], settings)
+    }
+
+    /// Speech alone.
+    fn alone(settings: &[(&str, &str)]) -> Self {
+        Self::serve(&[common::speech_model("whisper-tiny.en").as_os_str()], settings)
+    }
+
+    fn serve(arguments: &[&OsStr], settings: &[(&str, &str)]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_greenroom"));
-        command.arg("serve").arg(common::demo_model()).args(["--device", "cpu", "--port", "0"]);
-        command.arg("--speech-model").arg(common::speech_model("whisper-tiny.en"));
+        command.arg("serve").args(arguments).args(["--device", "cpu", "--port", "0"]);
         command.envs(settings.iter().copied()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -165,7 +178,7 @@ fn a_recording_is_written_down_in_every_form() {
         [("response_format", "verbose_json"), ("timestamp_granularities[]", "word"), ("colour", "blue")];
     let verbose = server.transcribe(&jfk, &fields);
     assert!(
-        verbose.head.to_lowercase().contains("warning: 199 greenroom \"unknown fields: colour\""),
+        verbose.head.to_lowercase().contains("warning: 299 greenroom \"unknown fields: colour\""),
         "{}",
         verbose.head
     );

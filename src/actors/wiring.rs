@@ -4,6 +4,7 @@
 //! no actor behind. Neither touches signals, subscribers, panic hooks or the `System`.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use actix::prelude::*;
@@ -127,7 +128,11 @@ impl GreenroomBuilder {
         // The gateway's address exists before it runs: the schedulers report to it.
         let gateway = Context::<Gateway>::new();
         let history = Arc::new(TokenHistory::default());
-        let compute = self.compute_actors(&gateway.address(), &gauges, &history, loader, &live);
+        let speech_loaded = Arc::new(AtomicBool::new(false));
+        let mut compute = self.compute_actors(&gateway.address(), &gauges, &history, loader, &live);
+        if let Some(speech) = &mut compute.speech {
+            speech.loaded = Arc::clone(&speech_loaded);
+        }
         let pulses = compute.pulses();
         let addresses = threads.start_actors(compute).await?;
         let max_rows = self.config.scheduler.max_rows.max(1);
@@ -168,6 +173,8 @@ impl GreenroomBuilder {
             unload_speech: addresses.transcription.clone().recipient(),
             speech_model: self.speech.as_ref().map(|source| source.id().to_owned()),
             max_recording_bytes: self.config.speech.max_file_mib.saturating_mul(1 << 20),
+            max_sessions: self.config.speech.max_sessions,
+            speech_loaded,
             cache: addresses.cache.clone().recipient(),
             clear_cache: addresses.cache.clone().recipient(),
             list_sessions: addresses.cache.clone().recipient(),
@@ -244,6 +251,7 @@ impl GreenroomBuilder {
                 config: self.config.speech.clone(),
                 live: live.clone(),
                 clock: Arc::clone(&self.clock),
+                loaded: Arc::default(),
             }),
         }
     }
@@ -358,6 +366,8 @@ pub struct Handles {
     unload_speech: Recipient<UnloadSpeech>,
     speech_model: Option<String>,
     max_recording_bytes: usize,
+    max_sessions: usize,
+    speech_loaded: Arc<AtomicBool>,
     cache: Recipient<CacheStatistics>,
     clear_cache: Recipient<ClearCache>,
     list_sessions: Recipient<ListSessions>,
@@ -423,6 +433,16 @@ impl Handles {
     /// Bytes of the largest recording that is taken.
     pub fn max_recording_bytes(&self) -> usize {
         self.max_recording_bytes
+    }
+
+    /// Whether the speech model's weights are in memory, from a flag.
+    pub fn is_speech_loaded(&self) -> bool {
+        self.speech_loaded.load(Ordering::Relaxed)
+    }
+
+    /// Live sessions that may be open.
+    pub fn max_sessions(&self) -> usize {
+        self.max_sessions
     }
 
     /// How the speech model is; `None` without one.

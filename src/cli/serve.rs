@@ -41,50 +41,72 @@ pub(super) fn serve(args: &ServeArgs) -> Result<Exit, Stop> {
     let _written_at_the_end = log::install(&config.log)?;
     tracing::debug!(?config, "settings");
     let found = home::model(args.model.as_deref(), &config)?;
-    let model = FileModel::new(&found.path, &config)
-        .map_err(|error| Stop::new(Exit::Config, error.to_string()))?
-        .named(found.name);
-    let speech = speech_model(&config)?;
+    let mut speech = speech_model(&config)?;
+    let mut model: Option<Arc<dyn ModelSource>> = None;
+    if SpeechFolder::is_one(&found.path) {
+        // Speech alone: no chat model, and hardly any memory while nobody speaks.
+        if speech.is_some() {
+            let message = format!(
+                "{} is a speech model: give a chat model beside --speech-model, or this one alone",
+                found.path.display()
+            );
+            return Err(Stop::new(Exit::Usage, message));
+        }
+        speech = Some(speech_folder(found, &config)?);
+    } else {
+        let chat = FileModel::new(&found.path, &config)
+            .map_err(|error| Stop::new(Exit::Config, error.to_string()))?;
+        model = Some(Arc::new(chat.named(found.name)));
+    }
     let listeners =
         Listeners::bind(&config.http).map_err(|error| Stop::new(Exit::Unavailable, error.to_string()))?;
     let system = actix_rt::System::new();
-    system.block_on(live(config, Arc::new(model), speech, listeners, args.service))
+    system.block_on(live(config, model, speech, listeners, args.service))
 }
 
-/// The speech model that the settings name. MLX has no operators for it yet, so it takes the CPU backend.
+/// The speech model that the settings name.
 fn speech_model(config: &Config) -> Result<Option<Arc<dyn SpeechSource>>, Stop> {
     let Some(asked) = &config.speech.model else { return Ok(None) };
-    let found = home::model(Some(asked), config)?;
+    speech_folder(home::model(Some(asked), config)?, config).map(Some)
+}
+
+/// MLX has no operators for speech yet, so it takes the CPU backend.
+fn speech_folder(found: home::Found, config: &Config) -> Result<Arc<dyn SpeechSource>, Stop> {
     let mut config = config.clone();
     config.engine.device = DeviceChoice::Cpu;
     let folder = SpeechFolder::new(&found.path, &config);
     let folder = folder.map_err(|error| Stop::new(Exit::Config, error.to_string()))?;
-    Ok(Some(Arc::new(folder.named(found.name))))
+    Ok(Arc::new(folder.named(found.name)))
 }
 
 async fn live(
     config: Config,
-    model: Arc<dyn ModelSource>,
+    model: Option<Arc<dyn ModelSource>>,
     speech: Option<Arc<dyn SpeechSource>>,
     listeners: Listeners,
     manager: Option<Manager>,
 ) -> Result<Exit, Stop> {
     let software = |error: &dyn std::fmt::Display| Stop::new(Exit::Software, error.to_string());
     let mut signals = StopSignals::listen().map_err(|error| software(&error))?;
-    let name = model.id().to_owned();
-    let mut builder = Greenroom::builder(config.clone()).model(model);
+    let mut builder = Greenroom::builder(config.clone());
+    let mut served = Vec::new();
+    if let Some(model) = &model {
+        served.push(format!("model    {} (loading)", model.id()));
+        builder = builder.model(Arc::clone(model));
+    }
     if let Some(speech) = speech {
+        served.push(format!("speech   {}", speech.id()));
         builder = builder.speech(speech);
     }
     let greenroom = builder.start().await.map_err(|error| software(&error))?;
     let handles = greenroom.handles();
     let serving = HttpFront::serve(greenroom.handles(), &config.http, listeners)
         .map_err(|error| Stop::new(Exit::Unavailable, error.to_string()))?;
-    announce(&serving, &name);
+    announce(&serving, &served);
     let mut was_ready = false;
     let cause = tokio::select! {
         signal = signals.next() => Cause::Signal(signal),
-        message = watch(&handles, &serving, manager, &mut was_ready) => Cause::Failed(message),
+        message = watch(&handles, &serving, manager, model.is_some(), &mut was_ready) => Cause::Failed(message),
     };
     notify(manager, "STOPPING=1");
     match cause {
@@ -108,6 +130,7 @@ async fn watch(
     handles: &Handles,
     serving: &Serving,
     manager: Option<Manager>,
+    chats: bool,
     was_ready: &mut bool,
 ) -> String {
     let begun = Instant::now();
@@ -118,7 +141,7 @@ async fn watch(
             Health::Failed { message } => return message,
             Health::Ready if !*was_ready => {
                 *was_ready = true;
-                ready(serving, begun.elapsed());
+                ready(serving, begun.elapsed(), chats);
                 notify(manager, "READY=1");
             }
             _ => {}
@@ -160,7 +183,7 @@ async fn go_down(
 }
 
 /// Says where the server is. Nobody may be reading: that is no reason to stop.
-fn announce(serving: &Serving, model: &str) {
+fn announce(serving: &Serving, served: &[String]) {
     let mut text = format!("Greenroom {}\n", env!("CARGO_PKG_VERSION"));
     if let Some(address) = serving.address {
         text.push_str(&format!("address  {}\n", url(address)));
@@ -168,21 +191,25 @@ fn announce(serving: &Serving, model: &str) {
     if let Some(path) = &serving.unix_socket {
         text.push_str(&format!("socket   {}\n", path.display()));
     }
-    text.push_str(&format!("model    {model} (loading)\n"));
+    served.iter().for_each(|line| text.push_str(&format!("{line}\n")));
     let _ = terminal::say(&text);
 }
 
-fn ready(serving: &Serving, took: Duration) {
+fn ready(serving: &Serving, took: Duration, chats: bool) {
     let target = match (serving.address, &serving.unix_socket) {
         (Some(address), _) => url(address),
         (None, Some(path)) => format!("--unix-socket '{}' http://localhost", path.display()),
         (None, None) => return,
     };
-    let _ = terminal::say(&format!(
-        "ready    after {:.1} s; try:\ncurl {target}/v1/chat/completions -H 'content-type: application/json' \
-         -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}]}}'\n",
-        took.as_secs_f64()
-    ));
+    let example = match chats {
+        true => {
+            "/v1/chat/completions -H 'content-type: application/json' \
+             -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'"
+        }
+        false => "/v1/audio/transcriptions -F file=@recording.wav",
+    };
+    let seconds = took.as_secs_f64();
+    let _ = terminal::say(&format!("ready    after {seconds:.1} s; try:\ncurl {target}{example}\n"));
 }
 
 /// An address that a browser on this machine can open.

@@ -9,13 +9,14 @@ use std::time::Duration;
 use actix_multipart::{Multipart, MultipartError};
 use actix_web::http::StatusCode;
 use actix_web::http::header::{self, HeaderName, HeaderValue};
-use actix_web::{HttpRequest, HttpResponse, web};
+use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder, web};
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout_at};
 
 use super::api_error::ApiError;
+use super::chat::warning;
 use super::speech_request::{SpeechCall, read_form, too_large};
 use super::sse::{HEARTBEAT, add_stream_headers};
 use super::state::State;
@@ -67,6 +68,7 @@ pub(super) async fn speech_body(state: &State) -> Value {
         "weight_bytes": status.weight_bytes,
         "state_bytes": status.state_bytes,
         "running": status.running,
+        "sessions": status.sessions,
         "queued": status.queued,
         "requests": status.requests,
         "cancelled": status.cancelled,
@@ -192,9 +194,9 @@ impl From<SpeechFailure> for ApiError {
     }
 }
 
-async fn whole(stream: TranscriptStream, call: &SpeechCall) -> Result<HttpResponse, ApiError> {
-    let heard = stream.whole().await?;
-    let kind = match call.format {
+/// The head of an answer that is a whole transcript.
+pub(super) fn transcript_head(heard: &Transcription, format: Format) -> HttpResponseBuilder {
+    let kind = match format {
         Format::Json | Format::VerboseJson => "application/json",
         Format::Text => "text/plain; charset=utf-8",
         Format::Srt => "application/x-subrip; charset=utf-8",
@@ -205,9 +207,13 @@ async fn whole(stream: TranscriptStream, call: &SpeechCall) -> Result<HttpRespon
     if heard.warning.is_some() {
         response.insert_header((WARNING, HeaderValue::from_static("truncated")));
     }
-    if let Some(warning) = unknown_fields(call) {
-        response.insert_header((header::WARNING, warning));
-    }
+    response
+}
+
+async fn whole(stream: TranscriptStream, call: &SpeechCall) -> Result<HttpResponse, ApiError> {
+    let heard = stream.whole().await?;
+    let mut response = transcript_head(&heard, call.format);
+    add_warning(&mut response, &call.unknown);
     let body = match call.format {
         Format::Json if call.logprobs => {
             let mut body = speech::json(&heard);
@@ -220,11 +226,10 @@ async fn whole(stream: TranscriptStream, call: &SpeechCall) -> Result<HttpRespon
 }
 
 /// Names fields that were not understood.
-fn unknown_fields(call: &SpeechCall) -> Option<HeaderValue> {
-    let plain = |name: &String| name.chars().filter(|c| c.is_ascii_graphic() && *c != '"').take(60).collect();
-    let names: Vec<String> = call.unknown.iter().take(8).map(plain).collect();
-    let text = format!("199 greenroom \"unknown fields: {}\"", names.join(", "));
-    (!names.is_empty()).then(|| HeaderValue::from_str(&text).ok()).flatten()
+pub(super) fn add_warning(response: &mut HttpResponseBuilder, unknown: &[String]) {
+    if !unknown.is_empty() {
+        response.insert_header((header::WARNING, warning(unknown)));
+    }
 }
 
 /// Of each segment's text tokens; a token's own text is not told apart.
@@ -261,9 +266,7 @@ async fn events(
     });
     let mut response = HttpResponse::Ok();
     add_stream_headers(&mut response);
-    if let Some(warning) = unknown_fields(call) {
-        response.insert_header((header::WARNING, warning));
-    }
+    add_warning(&mut response, &call.unknown);
     Ok(response.streaming(body))
 }
 
@@ -283,14 +286,14 @@ impl Out {
                 // What was sent is never taken back: deltas join to the text at the end.
                 let delta = if self.text.is_empty() { segment.text.trim_start() } else { &segment.text };
                 self.text.push_str(delta);
-                named("transcript.text.delta", json!({"type": "transcript.text.delta", "delta": delta}))
+                named("transcript.text.delta", &json!({"type": "transcript.text.delta", "delta": delta}))
             }
             Some(SpeechEvent::Done(heard)) => {
                 self.over = true;
                 let usage = speech::usage(&heard);
                 let text = heard.text();
                 let body = json!({"type": "transcript.text.done", "text": text, "usage": usage});
-                named("transcript.text.done", body)
+                named("transcript.text.done", &body)
             }
             Some(SpeechEvent::Failed(failure)) => self.failed(failure),
             None => self.failed(SpeechFailure::ShuttingDown),
@@ -300,13 +303,11 @@ impl Out {
     fn failed(&mut self, failure: SpeechFailure) -> Bytes {
         self.over = true;
         let error = ApiError::from(failure);
-        let detail = json!({
-            "message": error.message, "type": error.kind, "code": error.code, "param": error.param,
-        });
-        named("error", json!({"type": "error", "error": detail}))
+        named("error", &json!({"type": "error", "error": error.body().error}))
     }
 }
 
-fn named(event: &str, body: Value) -> Bytes {
+/// One event with a name.
+pub(super) fn named(event: &str, body: &Value) -> Bytes {
     format!("event: {event}\ndata: {body}\n\n").into()
 }

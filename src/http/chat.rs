@@ -131,7 +131,7 @@ fn add_timing(headers: &mut HeaderMap, timing: &str) {
 }
 
 /// Names fields that were ignored. Their names are the client's: made printable, and cut.
-fn warning(fields: &[String]) -> String {
+pub(super) fn warning(fields: &[String]) -> String {
     let mut names = String::new();
     for field in fields {
         let field = cut(field);

@@ -46,6 +46,11 @@ impl Fields {
         self.map.shift_remove(name).filter(|value| !value.is_null())
     }
 
+    /// Takes a field as it is, where null says something else than absence.
+    pub fn value_or_null(&mut self, name: &str) -> Option<Value> {
+        self.map.shift_remove(name)
+    }
+
     /// Takes a string.
     ///
     /// # Errors

@@ -58,6 +58,10 @@ pub(super) async fn health(state: web::Data<State>) -> HttpResponse {
         "status": health_name(&health),
         "version": env!("CARGO_PKG_VERSION"),
         "models": models,
+        "speech": state.handles.speech_model().map(|id| json!({
+            "id": id,
+            "state": if state.handles.is_speech_loaded() { "loaded" } else { "unloaded" },
+        })),
         "requests": state.handles.gauges().tickets_live(),
     });
     match health {

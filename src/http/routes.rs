@@ -7,17 +7,23 @@ use actix_web::{HttpRequest, HttpResponse, Resource, ResponseError, Route, web};
 
 use super::api_error::ApiError;
 use super::state::State;
-use super::{audio, cache, chat, edge, health, models, page, requests};
+use super::{
+    audio, cache, chat, dictation, edge, health, models, page, realtime, requests,
+    speech_sessions as sessions,
+};
 use crate::actors::Handles;
 use crate::config::HttpConfig;
 
 /// Every path of the API, for suggestions.
-const PATHS: [&str; 14] = [
+const PATHS: [&str; 17] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/models",
     "/v1/audio/transcriptions",
     "/v1/audio/translations",
+    "/v1/audio/sessions",
+    "/v1/audio/stream",
+    "/v1/realtime",
     "/admin/transcription/unload",
     "/stats",
     "/v1/requests",
@@ -56,6 +62,27 @@ pub fn configure(
             .service(only_post("/v1/completions", web::post().to(chat::text)))
             .service(only_post("/v1/audio/transcriptions", web::post().to(audio::transcriptions)))
             .service(only_post("/v1/audio/translations", web::post().to(audio::translations)))
+            .service(only_post("/v1/audio/sessions", web::post().to(sessions::create)))
+            .service(
+                web::resource("/v1/audio/sessions/{id}")
+                    .route(web::get().to(sessions::state))
+                    .route(web::head().to(sessions::state))
+                    .route(web::delete().to(sessions::delete))
+                    .default_service(web::to(|request: HttpRequest| async move {
+                        wrong_method(&request, "GET, HEAD, DELETE")
+                    })),
+            )
+            .service(only_post("/v1/audio/sessions/{id}/audio", web::post().to(sessions::append)))
+            .service(only_post("/v1/audio/sessions/{id}/commit", web::post().to(sessions::commit)))
+            .service(only_post("/v1/audio/sessions/{id}/finish", web::post().to(sessions::finish)))
+            .service(only_get(
+                "/v1/audio/sessions/{id}/events",
+                || web::get().to(sessions::events),
+                || web::head().to(sessions::state),
+            ))
+            .service(socket("/v1/audio/sessions/{id}/ws", web::get().to(dictation::attach)))
+            .service(socket("/v1/audio/stream", web::get().to(dictation::stream)))
+            .service(socket("/v1/realtime", web::get().to(realtime::realtime)))
             .service(only_post("/admin/transcription/unload", web::post().to(audio::unload)))
             .service(only_get("/stats", || web::get().to(health::stats), || web::head().to(health::stats)))
             .service(
@@ -120,6 +147,13 @@ fn only_get(path: &str, get: fn() -> Route, head: fn() -> Route) -> Resource {
         .route(get())
         .route(head())
         .default_service(web::to(|request: HttpRequest| async move { wrong_method(&request, "GET, HEAD") }))
+}
+
+/// For a WebSocket's handshake.
+fn socket(path: &str, get: Route) -> Resource {
+    web::resource(path)
+        .route(get)
+        .default_service(web::to(|request: HttpRequest| async move { wrong_method(&request, "GET") }))
 }
 
 fn only_post(path: &str, post: Route) -> Resource {

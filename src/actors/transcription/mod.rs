@@ -9,6 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use actix::prelude::*;
@@ -53,6 +54,8 @@ pub(crate) struct SpeechParts {
     pub(crate) config: SpeechConfig,
     pub(crate) live: LiveCount,
     pub(crate) clock: Arc<dyn Clock>,
+    /// Tells everybody whether the weights are in memory.
+    pub(crate) loaded: Arc<AtomicBool>,
 }
 
 /// What the tasks share.
@@ -60,6 +63,7 @@ struct Shared {
     source: Arc<dyn SpeechSource>,
     config: SpeechConfig,
     clock: Arc<dyn Clock>,
+    loaded: Arc<AtomicBool>,
     desk: Desk,
     tokens: RefCell<Option<Arc<SpeechTokens>>>,
     /// One load at a time; who waits for it finds it done.
@@ -89,7 +93,7 @@ impl TranscriptionService {
     /// With a model, or without.
     pub(crate) fn new(parts: Option<SpeechParts>, turns: &ComputeTurns) -> Self {
         let stop = watch::Sender::new(false);
-        let Some(SpeechParts { source, config, live, clock }) = parts else {
+        let Some(SpeechParts { source, config, live, clock, loaded }) = parts else {
             return Self { shared: None, places: TicketOffice::new(0, LiveCount::default()), stop };
         };
         let places = TicketOffice::new(config.max_running + config.max_queue, live);
@@ -104,6 +108,7 @@ impl TranscriptionService {
             source,
             config,
             clock,
+            loaded,
             desk,
             tokens: RefCell::default(),
             loading: Mutex::new(()),
@@ -298,6 +303,7 @@ impl Shared {
         );
         let tokens = Arc::new(loaded.tokens);
         self.desk.engine().replace(Some(engine));
+        self.loaded.store(true, Ordering::Relaxed);
         *self.tokens.borrow_mut() = Some(Arc::clone(&tokens));
         *self.failed.borrow_mut() = None;
         let mut status = self.status.borrow_mut();
@@ -310,6 +316,7 @@ impl Shared {
     fn unload(&self, why: &str) -> bool {
         let engine = self.desk.engine().replace(None);
         let was_there = engine.is_some();
+        self.loaded.store(false, Ordering::Relaxed);
         drop(engine);
         *self.tokens.borrow_mut() = None;
         if was_there {

@@ -66,6 +66,11 @@ impl SpeechFolder {
         Ok(Self { id, path: path.to_owned(), config: config.clone() })
     }
 
+    /// Whether there is a speech model at this path.
+    pub fn is_one(path: &Path) -> bool {
+        load::whisper::is_whisper(path)
+    }
+
     /// Another id in the API than the folder's name, where there is one.
     pub fn named(mut self, id: Option<String>) -> Self {
         self.id = id.unwrap_or(self.id);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Segment, SpeechFailure, SpeechOptions, Transcription, VadOptions, Word};
+use super::{Format, Segment, SpeechFailure, SpeechOptions, Transcription, VadOptions, Word};
 
 /// How a sample is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +64,8 @@ pub struct SessionSpec {
     pub options: SpeechOptions,
     /// Which model; `None`: the one there is.
     pub model: Option<String>,
+    /// How the finished text is written.
+    pub format: Format,
     /// How the audio comes.
     pub input: LiveInput,
     /// Text is wanted while somebody speaks, not only after.
@@ -83,6 +85,7 @@ impl Default for SessionSpec {
         Self {
             options,
             model: None,
+            format: Format::Json,
             input: LiveInput::Pcm(pcm),
             partials: true,
             manual_turns: false,
