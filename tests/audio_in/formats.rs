@@ -54,6 +54,32 @@ fn stereo_at_48_khz_with_24_bits() {
 }
 
 #[test]
+fn opus_of_every_mode_is_the_same_audio() {
+    // The clips are these two seconds.
+    let wanted = &audio(clip("jfk.wav"))[4_800..36_800];
+    for (name, channels) in [
+        ("silk-8k-20ms", 1),
+        ("silk-12k-40ms", 1),
+        ("silk-16k-60ms", 1),
+        ("silk-16k-20ms-stereo", 2),
+        ("hybrid-24k-20ms", 1),
+        ("hybrid-48k-60ms-stereo", 2),
+        ("celt-48k-2.5ms", 1),
+        ("celt-48k-10ms-stereo", 2),
+        ("celt-48k-120ms-stereo", 2),
+        ("celt-48k-20ms-surround", 6),
+    ] {
+        let (heard, info, warning) =
+            decode(clip(&format!("opus-{name}.opus"))).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!((info.codec.as_str(), info.channels, info.rate), ("opus", channels, 48_000), "{name}");
+        assert_eq!((heard.len(), warning), (wanted.len(), None), "{name}");
+        let (lag, alike) = best_lag(wanted, &heard, 100);
+        println!("{name}: lag {lag}, correlation {alike:.4}");
+        assert!(alike > 0.9 && lag.abs() <= 2, "{name}: {alike} at {lag}");
+    }
+}
+
+#[test]
 fn joined_ogg_files_are_read_to_the_end() {
     for name in ["jfk.opus", "jfk.ogg"] {
         let one = audio(clip(name));

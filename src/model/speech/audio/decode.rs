@@ -87,6 +87,8 @@ impl Decoder {
         let (index, track, params) = choose(format.tracks(), container, at)?;
         let channels = params.channels.as_ref().map_or(0, |channels| channels.count());
         let channels = u16::try_from(channels).unwrap_or(u16::MAX);
+        // Before there is a decoder for each of them.
+        check_channels(channels.max(1), limits)?;
         let edit = match (&whole, container) {
             (Some(file), "mp4") => edits::edit(file, index).unwrap_or_default(),
             _ => Edit::default(),
@@ -104,7 +106,6 @@ impl Decoder {
             channels,
             rate: params.sample_rate.unwrap_or(0),
         };
-        check_channels(channels.max(1), limits)?;
         let promised = if container == "mp3" && lame { track.num_frames } else { None };
         let tally = Tally::new(promised, matches!(container, "ogg" | "flac"));
         let track = track.id;
