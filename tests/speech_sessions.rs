@@ -153,7 +153,7 @@ fn committed_text_only_grows_and_comes_before_the_end() {
         }
         feeding.await.unwrap();
         assert!(finals.contains("country"), "{finals}");
-        assert!(partials > 3, "{partials} partials");
+        assert!(partials > 1, "{partials} partials");
         assert!(words.windows(2).all(|pair| pair[0].start <= pair[1].start), "{words:?}");
         assert_eq!((kinds[0], kinds[kinds.len() - 1]), ("started", "done"));
         let count = |kind: &str| kinds.iter().filter(|found| **found == kind).count();
