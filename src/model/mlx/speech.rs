@@ -107,10 +107,9 @@ impl MlxMemory {
     fn whole(&self) -> Result<&[Array; 2], EngineError> {
         match &self.stored {
             Stored::Whole(both) => Ok(both),
-            Stored::Pieces(_) => Err(invalid(format!(
-                "a memory is read with {} of {} positions",
-                self.filled, self.positions
-            ))),
+            Stored::Pieces(_) => {
+                Err(invalid(format!("a memory is read with {} of {} positions", self.filled, self.positions)))
+            }
         }
     }
 
