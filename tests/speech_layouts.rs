@@ -4,6 +4,7 @@
 
 mod tiny_whisper;
 
+use std::io::BufRead;
 use std::path::Path;
 
 use greenroom::config::{Activations, Config, DeviceChoice, KvType};
@@ -205,5 +206,37 @@ fn a_folder_without_a_vocabulary_says_which_file_it_needs_and_whose() {
     let message = error.to_string();
     for part in ["tokenizer.json", "openai/whisper-tiny.en", &folder.path().display().to_string()] {
         assert!(message.contains(part), "`{part}` is not in: {message}");
+    }
+}
+
+/// Ends with the test.
+struct Server(std::process::Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_server_loads_it_on_the_device_of_the_settings() {
+    let folder = folder(|folder| TinyWhisper::new(5).write_mlx(folder));
+    let chat = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny/llama");
+    let mut choices: Vec<(&str, bool)> = Vec::new();
+    for device in devices() {
+        let is_mlx = device == DeviceChoice::Mlx;
+        choices.push((if is_mlx { "mlx" } else { "cpu" }, is_mlx));
+    }
+    for (device, is_mlx) in choices {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_greenroom"));
+        command.arg("serve").arg(&chat).args(["--device", device, "--port", "0", "--speech-model"]);
+        command.arg(folder.path()).env("GREENROOM__SPEECH__PRELOAD", "true");
+        command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+        let mut server = Server(command.spawn().unwrap());
+        let lines = std::io::BufReader::new(server.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let told: Vec<String> = lines.filter(|line| line.contains("the speech model")).take(1).collect();
+        assert!(told.concat().contains("is loaded"), "{told:?}");
+        assert_eq!(told.concat().contains("device=\"MLX"), is_mlx, "{device}: {told:?}");
     }
 }
