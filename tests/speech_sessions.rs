@@ -111,10 +111,12 @@ fn committed_text_only_grows_and_comes_before_the_end() {
         let feeding = {
             let session = session.clone();
             actix_rt::spawn(async move {
-                // As fast as somebody speaks, so that there is something to be told meanwhile.
-                for chunk in audio.chunks(8_000) {
+                // Not faster than it is heard, so that there is something to be told meanwhile.
+                for chunk in audio.chunks(32_000) {
+                    let revision = session.state(0).revision;
                     session.append(None, chunk.to_vec().into()).unwrap();
-                    tokio::time::sleep(Duration::from_millis(250)).await;
+                    let heard = session.changed_since(revision);
+                    let _nothing_to_tell = tokio::time::timeout(Duration::from_secs(5), heard).await;
                 }
                 session.finish();
             })

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use greenroom::actors::Health;
-use greenroom::config::{Config, DeviceChoice};
+use greenroom::config::Config;
 use greenroom::http::{HttpFront, Listeners, Serving};
 use greenroom::model::ModelSource;
 use greenroom::model::source::FileModel;
@@ -70,11 +70,8 @@ fn speech_model(config: &Config) -> Result<Option<Arc<dyn SpeechSource>>, Stop> 
     speech_folder(home::model(Some(asked), config)?, config).map(Some)
 }
 
-/// MLX has no operators for speech yet, so it takes the CPU backend.
 fn speech_folder(found: home::Found, config: &Config) -> Result<Arc<dyn SpeechSource>, Stop> {
-    let mut config = config.clone();
-    config.engine.device = DeviceChoice::Cpu;
-    let folder = SpeechFolder::new(&found.path, &config);
+    let folder = SpeechFolder::new(&found.path, config);
     let folder = folder.map_err(|error| Stop::new(Exit::Config, error.to_string()))?;
     Ok(Arc::new(folder.named(found.name)))
 }

@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 
-use greenroom::config::{Config, DeviceChoice};
+use greenroom::config::Config;
 use greenroom::model::speech::audio::AudioLimits;
 use greenroom::model::speech::compute::{Compute, Direct, EngineCell};
 use greenroom::model::speech::features::{self, Recording};
@@ -155,13 +155,8 @@ impl Recogniser {
             (None, Some(demo)) => demo.fetch()?,
             (None, None) => return Err(Stop::new(Exit::Usage, "--model: which speech model?")),
         };
-        let mut config = config.clone();
-        if config.engine.device == DeviceChoice::Auto {
-            // Its operators are written for the CPU backend so far.
-            config.engine.device = DeviceChoice::Cpu;
-        }
         let failed = |error: greenroom::types::LoadError| Stop::new(Exit::Config, error.to_string());
-        let loaded = SpeechFolder::new(&path, &config).map_err(failed)?.load().map_err(failed)?;
+        let loaded = SpeechFolder::new(&path, config).map_err(failed)?.load().map_err(failed)?;
         loaded.tokens.check(options).map_err(|failure| {
             let message = match failure {
                 SpeechFailure::Option { field: "task", message } => format!("--translate: {message}"),

@@ -86,11 +86,13 @@ struct Realtime {
 
 impl Realtime {
     fn new(served: &str, session_id: String, beta: bool) -> Self {
-        let mut spec = SessionSpec::default();
-        spec.input = pcm(PcmEncoding::S16, 24_000);
-        // As long as the connection lasts.
-        spec.idle = Some(Duration::from_secs(86_400));
         let vad = VadOptions { min_silence_ms: 500, ..VadOptions::LIVE };
+        let mut spec = SessionSpec {
+            input: pcm(PcmEncoding::S16, 24_000),
+            // As long as the connection lasts.
+            idle: Some(Duration::from_secs(86_400)),
+            ..SessionSpec::default()
+        };
         spec.options.vad = Some(vad);
         Self {
             served: served.to_owned(),

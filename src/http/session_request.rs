@@ -65,14 +65,17 @@ pub fn read_session(body: Value) -> Result<SessionCall, ApiError> {
         })
         .collect();
     let call = read_form(&form, task)?;
-    let mut spec = SessionSpec::default();
-    spec.options = call.options;
-    (spec.model, spec.format) = (call.model, call.format);
+    let mut spec = SessionSpec {
+        options: call.options,
+        model: call.model,
+        format: call.format,
+        partials: fields.boolean("partials")?.unwrap_or(true),
+        manual_turns: fields.boolean("manual_turns")?.unwrap_or(false),
+        max_duration: seconds(&mut fields, "max_duration_s", 86_400)?,
+        idle: seconds(&mut fields, "idle_timeout_s", 3600)?,
+        ..SessionSpec::default()
+    };
     spec.options.vad = Some(VadOptions::LIVE);
-    spec.partials = fields.boolean("partials")?.unwrap_or(true);
-    spec.manual_turns = fields.boolean("manual_turns")?.unwrap_or(false);
-    spec.max_duration = seconds(&mut fields, "max_duration_s", 86_400)?;
-    spec.idle = seconds(&mut fields, "idle_timeout_s", 3600)?;
     let mut unknown = Vec::new();
     if let Some(mut vad) = fields.nested("vad")? {
         spec.options.vad = Some(read_vad(&mut vad, VadOptions::LIVE)?);

@@ -233,7 +233,7 @@ pub(super) async fn finish(id: web::Path<String>, state: web::Data<State>) -> Re
 
 /// Gives it up.
 pub(super) async fn delete(id: web::Path<String>, state: web::Data<State>) -> Result<HttpResponse, ApiError> {
-    find(&id, &state).await?.cancel();
+    find(&id, &state).await?.delete();
     Ok(HttpResponse::NoContent().finish())
 }
 

@@ -178,7 +178,7 @@ fn prepare_mlx(
 
 /// MLX on the device that this machine has for it.
 #[cfg(feature = "mlx")]
-fn mlx_config(half: crate::model::mlx::MlxType) -> crate::model::mlx::MlxConfig {
+pub(crate) fn mlx_config(half: crate::model::mlx::MlxType) -> crate::model::mlx::MlxConfig {
     use crate::model::mlx::{MlxConfig, MlxDevice};
 
     MlxConfig::for_device(if cfg!(target_os = "macos") { MlxDevice::Gpu } else { MlxDevice::Cpu }, half)

@@ -72,7 +72,7 @@ impl Desk {
                 true => self.encode(&mut more),
                 false => self.decode(),
             })) {
-                self.lost(&panic_message(&*panic));
+                self.lost("panicked", &panic_message(&*panic));
             }
             self.charge(encodes, clock.now().saturating_sub(begun));
             drop(turn);
@@ -125,10 +125,12 @@ impl Desk {
             Err(error) => Err(error),
         };
         let ask = self.asks.encodes.borrow_mut().pop_front();
+        let broken = done.as_ref().err().and_then(broken_device);
         if let Some(EncodeAsk { window, reply }) = ask {
             // Nobody waits any more: the window goes.
             let _gone = reply.send(done.map(|()| window));
         }
+        self.lose(broken);
     }
 
     /// One step for all rows that are asked for.
@@ -146,7 +148,7 @@ impl Desk {
         let computed = catch_unwind(AssertUnwindSafe(|| decode_now(&self.cell, &rows)));
         let computed = computed.unwrap_or_else(|panic| {
             let message = panic_message(&*panic);
-            self.lost(&message);
+            self.lost("panicked", &message);
             Err(SpeechError::Engine(EngineError::Panicked { message }))
         });
         match computed {
@@ -160,13 +162,21 @@ impl Desk {
                 for (_, reply) in batch {
                     let _gone = reply.send(Err(error.clone()));
                 }
+                self.lose(broken_device(&error));
             }
         }
     }
 
-    /// A panic: what the engine holds is not trusted any more. The next request loads it anew.
-    fn lost(&self, message: &str) {
-        tracing::error!(target: fields::ENGINE, message, "the speech engine panicked; it is loaded anew");
+    fn lose(&self, broken: Option<String>) {
+        if let Some(message) = broken {
+            self.lost("failed", &message);
+        }
+    }
+
+    /// After a panic, or a device's error: what the engine holds is not trusted any more. The next request
+    /// loads it anew.
+    fn lost(&self, how: &str, message: &str) {
+        tracing::error!(target: fields::ENGINE, message, "the speech engine {how}; it is loaded anew");
         // Boxed state may be half written, but is only dropped.
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(self.cell.replace(None))));
         if dropped.is_err() {
@@ -176,6 +186,14 @@ impl Desk {
         for ask in encodes {
             let _gone = ask.reply.send(Err(SpeechError::Unloaded));
         }
+    }
+}
+
+/// The device's words, where it was its error: all its arrays may be void.
+fn broken_device(error: &SpeechError) -> Option<String> {
+    match error {
+        SpeechError::Engine(EngineError::Device { message }) => Some(message.clone()),
+        _ => None,
     }
 }
 
@@ -197,5 +215,77 @@ impl Compute for Desk {
         self.asks.decodes.borrow_mut().push_back(DecodeAsk { rows, reply });
         self.asks.come.notify_one();
         done.await.unwrap_or(Err(SpeechError::Unloaded))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::speech::{SpeechEngine, SpeechRow, WindowId};
+    use crate::types::{Epoch, SequenceId};
+    use futures_util::FutureExt;
+
+    /// Fails at everything that is computed.
+    struct Failing(EngineError);
+
+    impl SpeechEngine for Failing {
+        fn dims(&self) -> crate::model::speech::WhisperDims {
+            unreachable!("nobody asks")
+        }
+        fn alignment_heads(&self) -> usize {
+            0
+        }
+        fn begin(&mut self, _: Vec<f32>) -> Result<WindowId, EngineError> {
+            Ok(WindowId(0))
+        }
+        fn encode(&mut self, _: WindowId, _: &mut dyn FnMut() -> bool) -> Result<bool, EngineError> {
+            Err(self.0.clone())
+        }
+        fn forget(&mut self, _: WindowId) {}
+        fn open(&mut self, _: Option<(SequenceId, u32)>) -> Result<SequenceId, EngineError> {
+            Ok(SequenceId { epoch: Epoch::default(), number: 0 })
+        }
+        fn close(&mut self, _: SequenceId) {}
+        fn decode(&mut self, _: &[SpeechRow<'_>]) -> Result<Vec<SpeechOut>, EngineError> {
+            Err(self.0.clone())
+        }
+        fn weight_bytes(&self) -> u64 {
+            0
+        }
+        fn state_bytes(&self) -> u64 {
+            0
+        }
+        fn device(&self) -> String {
+            String::new()
+        }
+    }
+
+    /// What an ask gets, and whether the engine is there afterwards.
+    fn after(error: &EngineError, encodes: bool) -> (SpeechError, bool) {
+        let desk = Desk::default();
+        desk.engine().replace(Some(Box::new(Failing(error.clone()))));
+        let failure = if encodes {
+            let mut asked = std::pin::pin!(Compute::encode(&desk, Vec::new()));
+            assert!(asked.as_mut().now_or_never().is_none());
+            Desk::encode(&desk, &mut || true);
+            asked.now_or_never().unwrap().err()
+        } else {
+            let mut asked = std::pin::pin!(Compute::decode(&desk, Vec::new()));
+            assert!(asked.as_mut().now_or_never().is_none());
+            Desk::decode(&desk);
+            asked.now_or_never().unwrap().err()
+        };
+        (failure.unwrap(), desk.engine().is_loaded())
+    }
+
+    #[test]
+    fn a_broken_device_takes_its_engine_along_and_a_wrong_plan_does_not() {
+        let device = EngineError::Device { message: "lost".into() };
+        let plan = EngineError::InvalidPlan { message: "wrong".into() };
+        for encodes in [true, false] {
+            for (error, stays) in [(&device, false), (&plan, true)] {
+                assert_eq!(after(error, encodes), (SpeechError::Engine(error.clone()), stays), "{encodes}");
+            }
+        }
     }
 }

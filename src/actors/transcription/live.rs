@@ -58,7 +58,8 @@ pub(super) async fn run(shared: Rc<Shared>, session: SpeechSession, mut stop: wa
     session.end(end);
     drop(last_word);
     if is_kept {
-        tokio::time::sleep(Duration::from_secs(shared.config.session_keep_s)).await;
+        let keep = Duration::from_secs(shared.config.session_keep_s);
+        let _deleted = tokio::time::timeout(keep, session.deleted()).await;
     }
     shared.sessions.borrow_mut().remove(session.id());
 }

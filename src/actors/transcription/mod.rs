@@ -189,7 +189,10 @@ impl Handler<FindSession> for TranscriptionService {
         let found =
             self.shared.as_ref().and_then(|shared| shared.sessions.borrow().get(&message.id).cloned());
         // One that was given up is only waiting for its task to notice.
-        MessageResult(found.filter(|session| session.end_now() != Some(SessionEnd::Cancelled)))
+        let is_there = |session: &SpeechSession| {
+            !session.is_deleted() && session.end_now() != Some(SessionEnd::Cancelled)
+        };
+        MessageResult(found.filter(is_there))
     }
 }
 

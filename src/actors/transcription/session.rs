@@ -65,6 +65,8 @@ struct Board {
     /// When the client was heard of last.
     touched: Duration,
     is_too_long: bool,
+    /// Nobody is to find it any more.
+    is_deleted: bool,
     end: Option<SessionEnd>,
 }
 
@@ -219,6 +221,14 @@ impl SpeechSession {
         self.end(SessionEnd::Cancelled);
     }
 
+    /// Gives it up, and what was written down as well: it is found no more.
+    pub fn delete(&self) {
+        self.cancel();
+        let mut board = self.lock();
+        board.is_deleted = true;
+        self.changed(board);
+    }
+
     /// How it is, and what was committed after `since`, a revision.
     pub fn state(&self, since: u64) -> SessionState {
         let board = self.lock();
@@ -330,6 +340,17 @@ impl SpeechSession {
         let (committed, tentative) = (plain(committed), plain(tentative));
         board.partial = Some(Partial { revision, utterance, committed, tentative, audio_s });
         self.changed(board);
+    }
+
+    pub(super) fn is_deleted(&self) -> bool {
+        self.lock().is_deleted
+    }
+
+    /// Waits until it is deleted.
+    pub(super) async fn deleted(&self) {
+        let mut changes = self.inner.changes.subscribe();
+        // The sender lives as long as this does.
+        let _alive = changes.wait_for(|_| self.is_deleted()).await;
     }
 
     /// How far audio was heard and is done with, in samples.

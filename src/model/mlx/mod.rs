@@ -12,6 +12,7 @@ mod draws;
 pub mod kv;
 pub mod native;
 pub mod ops;
+mod speech;
 pub mod weight;
 
 use mlx_rs::Dtype;
@@ -20,6 +21,7 @@ use mlx_rs::error::Exception;
 pub use draws::MlxDraws;
 pub use native::{MlxDevice, version};
 pub use ops::MlxOps;
+pub use speech::MlxMemory;
 
 use crate::types::EngineError;
 

@@ -34,7 +34,7 @@ const MOST_COPYING_OVERLAPS: u32 = 4;
 
 /// MLX as a backend. Lives on one thread, whose default stream it owns.
 pub struct MlxOps {
-    config: MlxConfig,
+    pub(super) config: MlxConfig,
     weight_bytes: u64,
     /// How the step's rows go through attention.
     parts: StepParts,
@@ -62,6 +62,16 @@ fn gelu(x: &Array) -> mlx_rs::error::Result<Array> {
     let scalar = |value: f32| Array::from_f32(value).as_dtype(x.dtype());
     let bent = erf(&multiply(x, &scalar(std::f32::consts::FRAC_1_SQRT_2)?)?)?;
     multiply(&multiply(x, &scalar(0.5)?)?, &add(&bent, &scalar(1.0)?)?)
+}
+
+/// `act(x)`, element by element.
+pub(super) fn activated(x: &Array, act: Act) -> mlx_rs::error::Result<Array> {
+    match act {
+        // Not `nn::silu`: it goes through MLX's compile, which runs a C++ compiler on the CPU device.
+        Act::Silu => multiply(x, &sigmoid(x)?),
+        Act::GeluTanh => gelu_tanh(x),
+        Act::Gelu => gelu(x),
+    }
 }
 
 impl MlxOps {
@@ -195,17 +205,11 @@ impl Ops for MlxOps {
     }
 
     fn glu(&mut self, x: Array, act: Act) -> Result<Array, EngineError> {
-        // Not `nn::silu`: it goes through MLX's compile, which runs a C++ compiler on the CPU device.
         let halves = split_equal(&x, 2, 1).map_err(device_error)?;
         let [gate, up] = halves.as_slice() else {
             return Err(EngineError::Device { message: "MLX split two halves into something else".into() });
         };
-        let gated = match act {
-            Act::Silu => sigmoid(gate).and_then(|s| multiply(gate, &s)),
-            Act::GeluTanh => gelu_tanh(gate),
-            Act::Gelu => gelu(gate),
-        };
-        gated.and_then(|gated| multiply(&gated, up)).map_err(device_error)
+        activated(gate, act).and_then(|gated| multiply(&gated, up)).map_err(device_error)
     }
 
     fn head(

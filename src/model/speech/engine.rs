@@ -54,10 +54,11 @@ enum Window<O: SpeechOps> {
 }
 
 struct OpsEngine<O: SpeechOps> {
-    ops: O,
-    kv: O::Kv,
-    model: Whisper<O>,
+    // In this order: a backend goes when nothing of its own is left.
     windows: HashMap<WindowId, Window<O>>,
+    model: Whisper<O>,
+    kv: O::Kv,
+    ops: O,
     next: u64,
 }
 

@@ -121,9 +121,16 @@ fn prepare_cpu(files: &WhisperFiles, config: &Config) -> Result<Box<dyn Prepared
     Ok(Box::new(Prepared { config: config.cpu.clone(), packed, element_bytes }))
 }
 
-/// Its operators for MLX are not written yet.
+/// Half precision on Metal is f16, whatever the checkpoint's type: Whisper was trained in it, and
+/// mlx-whisper computes in it.
 #[cfg(feature = "mlx")]
-fn prepare_mlx(_: &WhisperFiles) -> Result<Box<dyn PreparedSpeech>, LoadError> {
-    let message = "speech models run on the CPU backend so far: set engine.device = \"cpu\"".to_owned();
-    Err(LoadError::Unsupported { message })
+fn prepare_mlx(files: &WhisperFiles) -> Result<Box<dyn PreparedSpeech>, LoadError> {
+    use super::engine::Prepared;
+    use super::whisper;
+    use crate::model::mlx::{MlxOps, MlxType};
+    use crate::model::source::mlx_config;
+
+    let config = mlx_config(MlxType::F16);
+    let packed = whisper::pack::<MlxOps>(files, &config)?;
+    Ok(Box::new(Prepared { config, packed, element_bytes: config.activations.bytes() }))
 }

@@ -31,8 +31,17 @@ pub(super) fn tokenizer(folder: &Path, vocabulary: usize) -> Result<Tokenizer, L
         }
         return from_ranks(&words[..text], &path);
     }
-    let message =
-        format!("{} holds neither tokenizer.json nor vocabulary.json nor vocabulary.txt", folder.display());
+    // MLX's converter writes none; models with as many tokens share theirs.
+    let (owner, alike) = match vocabulary {
+        ..=51_864 => ("openai/whisper-tiny.en", "English models"),
+        51_865 => ("openai/whisper-tiny", "multilingual models up to large-v2"),
+        _ => ("openai/whisper-large-v3", "large-v3 and turbo models"),
+    };
+    let message = format!(
+        "{0} has weights but no vocabulary: put tokenizer.json of https://huggingface.co/{owner} into {0} (all \
+         {alike} have the same; vocabulary.json or vocabulary.txt of a CTranslate2 model does as well)",
+        folder.display()
+    );
     Err(LoadError::NotFound { message })
 }
 
@@ -72,4 +81,22 @@ fn from_ranks(words: &[String], path: &Path) -> Result<Tokenizer, LoadError> {
         BpeParts { tokens, merges, pre: "gpt-2".into(), bos: None, add_bos: Some(false) },
         path,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_vocabulary_is_asked_of_a_model_with_as_many_tokens() {
+        let folder = tempfile::tempdir().unwrap();
+        for (tokens, owner) in [
+            (51_864, "huggingface.co/openai/whisper-tiny.en "),
+            (51_865, "huggingface.co/openai/whisper-tiny "),
+            (51_866, "huggingface.co/openai/whisper-large-v3 "),
+        ] {
+            let message = tokenizer(folder.path(), tokens).err().unwrap().to_string();
+            assert!(message.contains(owner) && message.contains("tokenizer.json"), "{message}");
+        }
+    }
 }
