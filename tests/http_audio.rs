@@ -178,7 +178,7 @@ fn a_recording_is_written_down_in_every_form() {
         [("response_format", "verbose_json"), ("timestamp_granularities[]", "word"), ("colour", "blue")];
     let verbose = server.transcribe(&jfk, &fields);
     assert!(
-        verbose.head.to_lowercase().contains("warning: 299 greenroom \"unknown fields: colour\""),
+        verbose.head.to_lowercase().contains("warning: 299 greenroom \"unknown fields ignored: colour\""),
         "{}",
         verbose.head
     );
