@@ -4,7 +4,6 @@
 //! no actor behind. Neither touches signals, subscribers, panic hooks or the `System`.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use actix::prelude::*;
@@ -128,11 +127,7 @@ impl GreenroomBuilder {
         // The gateway's address exists before it runs: the schedulers report to it.
         let gateway = Context::<Gateway>::new();
         let history = Arc::new(TokenHistory::default());
-        let speech_loaded = Arc::new(AtomicBool::new(false));
-        let mut compute = self.compute_actors(&gateway.address(), &gauges, &history, loader, &live);
-        if let Some(speech) = &mut compute.speech {
-            speech.loaded = Arc::clone(&speech_loaded);
-        }
+        let compute = self.compute_actors(&gateway.address(), &gauges, &history, loader, &live);
         let pulses = compute.pulses();
         let addresses = threads.start_actors(compute).await?;
         let max_rows = self.config.scheduler.max_rows.max(1);
@@ -174,7 +169,6 @@ impl GreenroomBuilder {
             speech_model: self.speech.as_ref().map(|source| source.id().to_owned()),
             max_recording_bytes: self.config.speech.max_file_mib.saturating_mul(1 << 20),
             max_sessions: self.config.speech.max_sessions,
-            speech_loaded,
             cache: addresses.cache.clone().recipient(),
             clear_cache: addresses.cache.clone().recipient(),
             list_sessions: addresses.cache.clone().recipient(),
@@ -251,7 +245,7 @@ impl GreenroomBuilder {
                 config: self.config.speech.clone(),
                 live: live.clone(),
                 clock: Arc::clone(&self.clock),
-                loaded: Arc::default(),
+                gauges: Arc::clone(gauges),
             }),
         }
     }
@@ -367,7 +361,6 @@ pub struct Handles {
     speech_model: Option<String>,
     max_recording_bytes: usize,
     max_sessions: usize,
-    speech_loaded: Arc<AtomicBool>,
     cache: Recipient<CacheStatistics>,
     clear_cache: Recipient<ClearCache>,
     list_sessions: Recipient<ListSessions>,
@@ -435,9 +428,9 @@ impl Handles {
         self.max_recording_bytes
     }
 
-    /// Whether the speech model's weights are in memory, from a flag.
+    /// Whether the speech model's weights are in memory, from a gauge.
     pub fn is_speech_loaded(&self) -> bool {
-        self.speech_loaded.load(Ordering::Relaxed)
+        self.gauges.speech.weight_bytes.get() > 0
     }
 
     /// Live sessions that may be open.

@@ -131,10 +131,11 @@ pub fn inspect(path: &Path, config: &Config) -> Inspection {
         problem: None,
         details: None,
     };
-    if is_speech(path) {
-        inspection.format = Some("CTranslate2");
+    if load::whisper::is_whisper(path) {
+        if path.join("model.bin").is_file() {
+            inspection.format = Some("CTranslate2");
+        }
         inspection.family = Some("whisper".into());
-        inspection.problem = Some("a speech model: speech is not served yet".into());
         return inspection;
     }
     match load::open(path) {
@@ -202,11 +203,6 @@ fn details(files: &ModelFiles, config: &Config) -> Result<Details, LoadError> {
         types,
         tensors,
     })
-}
-
-/// A folder as CTranslate2 writes it for Whisper.
-fn is_speech(path: &Path) -> bool {
-    path.join("model.bin").is_file() && path.join("vocabulary.txt").is_file()
 }
 
 /// What a folder says of itself, however broken the rest is.

@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::speech::SpeechGauges;
 use super::tally::{Admitted, Refusals, Tally};
 
 /// Only goes up.
@@ -163,6 +164,8 @@ pub struct Gauges {
     pub ssd_dropped: Counter,
     /// Segments that were damaged or gone when they were read.
     pub ssd_bad: Counter,
+    /// Of the transcription service.
+    pub speech: SpeechGauges,
     /// Time of steps.
     pub step_seconds: Seconds,
     /// Time from acceptance to the end, of requests that were finished.
@@ -242,11 +245,16 @@ impl Gauges {
         labelled(&mut out, "refusals_total", "Requests refused, by reason.", "reason", &self.refusals);
         summary(&mut out, "step_seconds", "Time of steps.", &self.step_seconds);
         summary(&mut out, "request_seconds", "Time of finished requests.", &self.request_seconds);
+        let speech = &self.speech;
+        summary(&mut out, "speech_recording_seconds", "Time of recordings.", &speech.recording_seconds);
+        let help = "From an utterance's end to its text.";
+        summary(&mut out, "speech_utterance_seconds", help, &speech.utterance_seconds);
         out
     }
 
     fn render_levels(&self, out: &mut String) {
-        let levels: [(&str, &str, u64); 9] = [
+        let speech = &self.speech;
+        let levels: [(&str, &str, u64); 12] = [
             ("tickets_live", "Requests that hold a place.", self.tickets_live() as u64),
             ("rows_running", "Requests being computed.", self.rows_running.get()),
             ("rows_waiting", "Requests waiting for a row.", self.rows_waiting.get()),
@@ -256,6 +264,9 @@ impl Gauges {
             ("kv_capacity_bytes", "Key-value memory there is.", self.kv_capacity_bytes.get()),
             ("cache_entries", "Prefixes kept in memory for reuse.", self.cache_entries.get()),
             ("ssd_bytes", "Bytes of the prompt cache on disk.", self.ssd_bytes.get()),
+            ("speech_weight_bytes", "Weights of the speech model in memory.", speech.weight_bytes.get()),
+            ("speech_running", "Recordings being written down.", speech.running.get()),
+            ("speech_sessions", "Live sessions that are open.", speech.sessions.get()),
         ];
         for (name, help, value) in levels {
             metric(out, name, "gauge", help);
@@ -264,7 +275,7 @@ impl Gauges {
     }
 
     fn render_counters(&self, out: &mut String) {
-        let counters: [(&str, &str, u64); 19] = [
+        let counters: [(&str, &str, u64); 22] = [
             ("steps_total", "Steps that an engine finished.", self.steps.get()),
             (
                 "overlapped_steps_total",
@@ -296,6 +307,9 @@ impl Gauges {
             ("ssd_read_bytes_total", "Bytes read from disk.", self.ssd_read_bytes.get()),
             ("ssd_dropped_total", "Segments that were to be written and were not.", self.ssd_dropped.get()),
             ("ssd_bad_total", "Segments found damaged or gone.", self.ssd_bad.get()),
+            ("speech_recordings_total", "Recordings written down.", self.speech.recordings.get()),
+            ("speech_utterances_total", "Utterances of live sessions.", self.speech.utterances.get()),
+            ("speech_audio_ms_total", "Audio written down, milliseconds.", self.speech.audio_ms.get()),
         ];
         for (name, help, value) in counters {
             metric(out, name, "counter", help);

@@ -5,8 +5,10 @@
 pub mod fields;
 pub mod gauges;
 pub mod pulse;
+mod speech;
 pub mod tally;
 
 pub use gauges::{Counter, Gauges, Level, Outcome, Seconds};
 pub use pulse::Pulse;
+pub use speech::{Held, SpeechGauges};
 pub use tally::Tally;

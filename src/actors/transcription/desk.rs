@@ -14,9 +14,9 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::actors::scheduler::core::panic_message;
 use crate::actors::turns::Lane;
-use crate::model::speech::SpeechOut;
 use crate::model::speech::compute::{AskedRow, Compute, EngineCell, SpeechError, Window, decode_now};
-use crate::observe::fields;
+use crate::model::speech::{SpeechEngine, SpeechOut};
+use crate::observe::{Gauges, fields};
 use crate::types::{Clock, EngineError};
 
 /// Rows of one step at most.
@@ -43,13 +43,30 @@ struct Asks {
 }
 
 /// See the module. Clones share one queue; it stays on its thread.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) struct Desk {
     cell: EngineCell,
+    gauges: Arc<Gauges>,
     asks: Rc<Asks>,
 }
 
 impl Desk {
+    /// Without an engine.
+    pub(super) fn new(gauges: Arc<Gauges>) -> Self {
+        Self { cell: EngineCell::default(), gauges, asks: Rc::default() }
+    }
+
+    /// Takes an engine in, or out.
+    pub(super) fn replace(&self, engine: Option<Box<dyn SpeechEngine>>) -> Option<Box<dyn SpeechEngine>> {
+        let bytes = |engine: &Option<Box<dyn SpeechEngine>>| {
+            engine.as_ref().map_or(0, |engine| engine.weight_bytes())
+        };
+        let now = bytes(&engine);
+        let before = self.cell.replace(engine);
+        self.gauges.speech.weight_bytes.shift(bytes(&before), now);
+        before
+    }
+
     /// The engine's place.
     pub(super) fn engine(&self) -> &EngineCell {
         &self.cell
@@ -178,7 +195,7 @@ impl Desk {
     fn lost(&self, how: &str, message: &str) {
         tracing::error!(target: fields::ENGINE, message, "the speech engine {how}; it is loaded anew");
         // Boxed state may be half written, but is only dropped.
-        let dropped = catch_unwind(AssertUnwindSafe(|| drop(self.cell.replace(None))));
+        let dropped = catch_unwind(AssertUnwindSafe(|| drop(self.replace(None))));
         if dropped.is_err() {
             tracing::error!(target: fields::ENGINE, "the speech engine panicked again while it was dropped");
         }
@@ -262,7 +279,7 @@ mod tests {
 
     /// What an ask gets, and whether the engine is there afterwards.
     fn after(error: &EngineError, encodes: bool) -> (SpeechError, bool) {
-        let desk = Desk::default();
+        let desk = Desk::new(Arc::default());
         desk.engine().replace(Some(Box::new(Failing(error.clone()))));
         let failure = if encodes {
             let mut asked = std::pin::pin!(Compute::encode(&desk, Vec::new()));

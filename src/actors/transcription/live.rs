@@ -42,6 +42,7 @@ const LEAST: usize = SAMPLE_RATE as usize / 5;
 
 /// Runs a session to its end, and keeps that for a while.
 pub(super) async fn run(shared: Rc<Shared>, session: SpeechSession, mut stop: watch::Receiver<bool>) {
+    let counted = shared.gauges.speech.sessions.hold();
     // Whatever becomes of this task, its clients hear of it.
     let last_word = LastWord(&session);
     let end = tokio::select! {
@@ -56,7 +57,7 @@ pub(super) async fn run(shared: Rc<Shared>, session: SpeechSession, mut stop: wa
     };
     let is_kept = end != SessionEnd::Cancelled;
     session.end(end);
-    drop(last_word);
+    drop((last_word, counted));
     if is_kept {
         let keep = Duration::from_secs(shared.config.session_keep_s);
         let _deleted = tokio::time::timeout(keep, session.deleted()).await;
@@ -295,6 +296,7 @@ impl Writer<'_> {
             self.floor.come.notified().await;
         }
         let samples = utterance.samples.borrow().clone();
+        let begun = self.shared.clock.now();
         let heard = tokio::select! {
             biased;
             () = dropped(utterance) => return Ok(()),
@@ -305,6 +307,10 @@ impl Writer<'_> {
             said.close(heard.segments.iter().flat_map(|segment| segment.words.clone()).collect());
         }
         self.write_down(utterance, &said, heard);
+        let speech = &self.shared.gauges.speech;
+        speech.utterances.up();
+        speech.audio_ms.add((samples.len() / 16) as u64);
+        speech.utterance_seconds.record(self.shared.clock.now().saturating_sub(begun));
         self.floor.jobs.borrow_mut().pop_front();
         self.session.progress(self.floor.heard.get(), self.floor.processed());
         self.floor.done.notify_one();

@@ -9,7 +9,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use actix::prelude::*;
@@ -29,7 +28,7 @@ use crate::model::speech::features::{self, Recording};
 use crate::model::speech::recognise::{Progress, recognise};
 use crate::model::speech::source::SpeechSource;
 use crate::model::speech::tokens::SpeechTokens;
-use crate::observe::fields;
+use crate::observe::{Gauges, fields};
 use crate::types::speech::{SessionEnd, SpeechEvent, SpeechFailure, SpeechOptions, Transcription};
 use crate::types::{Clock, LiveCount, Refusal, Ticket, TicketOffice};
 
@@ -54,8 +53,7 @@ pub(crate) struct SpeechParts {
     pub(crate) config: SpeechConfig,
     pub(crate) live: LiveCount,
     pub(crate) clock: Arc<dyn Clock>,
-    /// Tells everybody whether the weights are in memory.
-    pub(crate) loaded: Arc<AtomicBool>,
+    pub(crate) gauges: Arc<Gauges>,
 }
 
 /// What the tasks share.
@@ -63,7 +61,7 @@ struct Shared {
     source: Arc<dyn SpeechSource>,
     config: SpeechConfig,
     clock: Arc<dyn Clock>,
-    loaded: Arc<AtomicBool>,
+    gauges: Arc<Gauges>,
     desk: Desk,
     tokens: RefCell<Option<Arc<SpeechTokens>>>,
     /// One load at a time; who waits for it finds it done.
@@ -93,11 +91,11 @@ impl TranscriptionService {
     /// With a model, or without.
     pub(crate) fn new(parts: Option<SpeechParts>, turns: &ComputeTurns) -> Self {
         let stop = watch::Sender::new(false);
-        let Some(SpeechParts { source, config, live, clock, loaded }) = parts else {
+        let Some(SpeechParts { source, config, live, clock, gauges }) = parts else {
             return Self { shared: None, places: TicketOffice::new(0, LiveCount::default()), stop };
         };
         let places = TicketOffice::new(config.max_running + config.max_queue, live);
-        let desk = Desk::default();
+        let desk = Desk::new(Arc::clone(&gauges));
         let lane = turns.lane(config.weight);
         actix::spawn(desk.clone().serve(lane, Arc::clone(&clock)));
         let status = SpeechStatus { model: source.id().to_owned(), ..SpeechStatus::default() };
@@ -108,7 +106,7 @@ impl TranscriptionService {
             source,
             config,
             clock,
-            loaded,
+            gauges,
             desk,
             tokens: RefCell::default(),
             loading: Mutex::new(()),
@@ -305,8 +303,7 @@ impl Shared {
             mib = engine.weight_bytes() >> 20, ms = took.as_millis() as u64, "the speech model is loaded"
         );
         let tokens = Arc::new(loaded.tokens);
-        self.desk.engine().replace(Some(engine));
-        self.loaded.store(true, Ordering::Relaxed);
+        self.desk.replace(Some(engine));
         *self.tokens.borrow_mut() = Some(Arc::clone(&tokens));
         *self.failed.borrow_mut() = None;
         let mut status = self.status.borrow_mut();
@@ -317,9 +314,8 @@ impl Shared {
 
     /// Gives the weights back; whether there were any.
     fn unload(&self, why: &str) -> bool {
-        let engine = self.desk.engine().replace(None);
+        let engine = self.desk.replace(None);
         let was_there = engine.is_some();
-        self.loaded.store(false, Ordering::Relaxed);
         drop(engine);
         *self.tokens.borrow_mut() = None;
         if was_there {
@@ -378,7 +374,9 @@ async fn transcribe(
     options: &SpeechOptions,
     events: &Events,
 ) -> Result<Transcription, SpeechFailure> {
+    let begun = shared.clock.now();
     let _running = shared.running.acquire().await.map_err(|_| SpeechFailure::ShuttingDown)?;
+    let _counted = shared.gauges.speech.running.hold();
     let user = User::new(shared);
     let tokens = shared.load().await?;
     tokens.check(options)?;
@@ -397,6 +395,12 @@ async fn transcribe(
     };
     let heard = recognise(&shared.desk, &tokens, options, receiver, &mut tell).await;
     drop(user);
+    if let Ok(heard) = &heard {
+        let speech = &shared.gauges.speech;
+        speech.recordings.up();
+        speech.audio_ms.add((heard.duration * 1000.0) as u64);
+        speech.recording_seconds.record(shared.clock.now().saturating_sub(begun));
+    }
     heard.map_err(failure)
 }
 
