@@ -104,6 +104,10 @@ versus: build ## the demo model's speed beside other servers, in turns (ARGS="--
 load: build ## many clients, long prompts and agents beside another server (ARGS="--help" lists scenarios and more)
 	@python3 -B benches/load/load.py $(ARGS)
 
+.PHONY: speech
+speech: build speech-model ## a clip's speed, live text's delays, memory, chats beside a long recording (ARGS="--help" lists more)
+	@python3 -B benches/speech/speech.py $(ARGS)
+
 .PHONY: agent
 agent: build ## an agent's session, cold, warm and after a restart, beside llama.cpp's slots (ARGS="--help" lists more)
 	@python3 -B benches/cache/agent.py $(ARGS)

@@ -35,7 +35,8 @@ impl Recogniser {
 
     fn hear_bytes(&self, bytes: Vec<u8>, options: &SpeechOptions) -> Transcription {
         let recording = Recording::Encoded(bytes.into());
-        let receiver = features::start(recording, AudioLimits::default(), self.mels, options.vad).unwrap();
+        let receiver =
+            features::start(recording, AudioLimits::default(), self.mels, options.vad_used()).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let mut tell = |_: greenroom::model::speech::recognise::Progress<'_>| {};
         let work = recognise(&self.compute, &self.tokens, options, receiver, &mut tell);
@@ -172,4 +173,41 @@ fn words_after_long_silences_are_when_they_were_said() {
     assert!(at("forward").iter().any(|at| (10.0..13.0).contains(at)), "{words:?}");
     assert!(at("some").iter().all(|at| *at >= second - 0.3 && *at < second + 3.0), "{words:?}");
     assert!(words.windows(2).all(|pair| pair[0].start <= pair[1].start));
+}
+
+/// Least edits from one list of words to the other.
+fn edits(a: &[String], b: &[String]) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, word) in a.iter().enumerate() {
+        let mut corner = std::mem::replace(&mut row[0], i + 1);
+        for (j, other) in b.iter().enumerate() {
+            let best = (corner + usize::from(word != other)).min(row[j] + 1).min(row[j + 1] + 1);
+            corner = std::mem::replace(&mut row[j + 1], best);
+        }
+    }
+    row[b.len()]
+}
+
+fn spoken(heard: &Transcription) -> Vec<String> {
+    let plain = |word: &str| word.chars().filter(|c| c.is_alphanumeric()).collect::<String>().to_lowercase();
+    heard.text().split_whitespace().map(plain).filter(|word| !word.is_empty()).collect()
+}
+
+#[test]
+fn pieces_at_a_time_say_the_same_as_one_after_the_other() {
+    let recogniser = Recogniser::new("whisper-tiny.en");
+    let one = recogniser.hear("long-60s.wav", &SpeechOptions::default());
+    for words in [false, true] {
+        let mut options = SpeechOptions::default();
+        (options.batch_size, options.words) = (4, words);
+        let many = recogniser.hear("long-60s.wav", &options);
+        let (a, b) = (spoken(&one), spoken(&many));
+        println!("{} of {} words differ", edits(&a, &b), a.len());
+        assert!(edits(&a, &b) * 20 <= a.len(), "{}\n{}", one.text(), many.text());
+        assert_eq!(many.duration, one.duration);
+        let segments = &many.segments;
+        assert!(segments.windows(2).all(|pair| pair[0].end <= pair[1].start + 0.5), "{segments:?}");
+        assert!(segments.iter().enumerate().all(|(index, segment)| segment.id == index));
+        assert_eq!(segments.iter().all(|segment| !segment.words.is_empty()), words);
+    }
 }

@@ -236,6 +236,9 @@ struct TranscribeArgs {
     /// Search with so many beams, 1 to 16: slower, seldom better
     #[arg(long, value_name = "N", default_value_t = 1)]
     beam_size: usize,
+    /// Pieces of a long recording that are decoded at a time, each for itself: faster, with a bit less context
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    batch_size: usize,
     /// Hear all of it, silence as well
     #[arg(long)]
     no_vad: bool,

@@ -82,7 +82,10 @@ fn options(args: &TranscribeArgs) -> Result<SpeechOptions, Stop> {
     if !(1..=16).contains(&args.beam_size) {
         return Err(Stop::new(Exit::Usage, "--beam-size: from 1 to 16"));
     }
-    options.beam_size = args.beam_size;
+    if !(1..=16).contains(&args.batch_size) {
+        return Err(Stop::new(Exit::Usage, "--batch-size: from 1 to 16"));
+    }
+    (options.beam_size, options.batch_size) = (args.beam_size, args.batch_size);
     options.words = args.words;
     options.task = if args.translate { Task::Translate } else { Task::Transcribe };
     options.prompt = args.prompt.clone().unwrap_or_default();
@@ -177,7 +180,7 @@ impl Recogniser {
         let mels =
             self.compute.cell().with(|engine| Ok(engine.dims().mels)).map_err(|error| error.to_string())?;
         let recording = Recording::Encoded(bytes.into());
-        let receiver = features::start(recording, AudioLimits::default(), mels, options.vad)
+        let receiver = features::start(recording, AudioLimits::default(), mels, options.vad_used())
             .map_err(|error| error.to_string())?;
         let target = match std::io::stderr().is_terminal() {
             true => ProgressDrawTarget::stderr(),

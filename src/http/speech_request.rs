@@ -86,6 +86,7 @@ pub fn read_form(fields: &[(String, String)], task: Task) -> Result<SpeechCall, 
             }
             "vad_pad_ms" => edit(&mut vad).pad_ms = number(name, value, 0.0, 10_000.0)? as u32,
             "beam_size" => call.options.beam_size = number(name, value, 1.0, 16.0)? as usize,
+            "batch_size" => call.options.batch_size = number(name, value, 1.0, 16.0)? as usize,
             "best_of" => call.options.best_of = number(name, value, 1.0, 16.0)? as usize,
             "condition_on_previous_text" => call.options.condition_on_previous_text = boolean(name, value)?,
             "no_speech_threshold" => call.options.no_speech_threshold = number(name, value, 0.0, 1.0)?,

@@ -382,7 +382,7 @@ async fn transcribe(
     tokens.check(options)?;
     let mels = shared.desk.engine().with(|engine| Ok(engine.dims().mels)).map_err(failure)?;
     let limits = AudioLimits { max_seconds: shared.config.max_seconds as f64, ..AudioLimits::default() };
-    let receiver = features::start(Recording::Encoded(audio), limits, mels, options.vad)
+    let receiver = features::start(Recording::Encoded(audio), limits, mels, options.vad_used())
         .map_err(|error| SpeechFailure::Internal { message: error.to_string() })?;
     let mut tell = |progress: Progress<'_>| {
         let event = match progress {

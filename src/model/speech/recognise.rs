@@ -1,5 +1,8 @@
 //! A whole recording, window after window.
 
+use std::ops::Range;
+
+use futures_util::future::try_join_all;
 use tokio::sync::mpsc;
 
 use super::compute::{AskedRow, Compute, SpeechError, Window};
@@ -10,7 +13,7 @@ use super::rules::log_sum_exp;
 use super::segments;
 use super::tokens::SpeechTokens;
 use super::words::Aligner;
-use super::{LogitsOf, WINDOW_FRAMES};
+use super::{HOP, LogitsOf, WINDOW_FRAMES};
 use crate::types::speech::{AudioFault, AudioFaultKind, Segment, SpeechOptions, Transcription};
 
 /// Above this temperature a window's text is not told to the next one.
@@ -19,6 +22,9 @@ const RESET_ABOVE: f64 = 0.5;
 const LEAST_SAMPLES: usize = 1600;
 /// Tokens of what was said before, at most, one for the announcement not counted.
 const PREVIOUS: usize = 223;
+
+/// Frames that a piece's text may leave unheard: a second.
+const LEAST_REST: usize = 100;
 
 /// What a recogniser tells while it works.
 #[derive(Clone, Debug, PartialEq)]
@@ -109,7 +115,27 @@ pub async fn recognise<C: Compute>(
         history: if options.prompt.trim().is_empty() { Vec::new() } else { tokens.encode(&options.prompt) },
         last_end: 0.0,
     };
-    run.windows(tell).await
+    match options.batch_size {
+        0 | 1 => run.windows(tell).await,
+        count => run.pieces(count, tell).await,
+    }
+}
+
+/// Pieces of speech that fill a window each as well as they do, as frames; no stretch is longer than one.
+fn pieces(speech: &[Range<usize>]) -> Vec<Range<usize>> {
+    let mut pieces: Vec<Range<usize>> = Vec::new();
+    let mut samples = 0;
+    for stretch in speech {
+        let start = samples / HOP;
+        samples += stretch.len();
+        let end = samples / HOP;
+        match pieces.last_mut() {
+            Some(last) if end - last.start <= WINDOW_FRAMES => last.end = end,
+            // One that is longer after all is cut without mercy.
+            _ => pieces.extend((start..end).step_by(WINDOW_FRAMES).map(|at| at..end.min(at + WINDOW_FRAMES))),
+        }
+    }
+    pieces
 }
 
 struct Run<'a, C: Compute> {
@@ -137,17 +163,10 @@ impl<C: Compute> Run<'_, C> {
             if self.out.language.is_none() {
                 self.detect(&window).await?;
             }
-            let task = WindowTask {
-                compute: self.compute,
-                tokens: self.tokens,
-                options: self.options,
-                window: &window,
-                prompt: (self.previous(), self.beginning(self.options.timestamps)),
-                timestamps: self.options.timestamps,
-                number: seek as u64,
-            };
+            let task = self.task(&window, seek);
             let decoded = task.decode().await?;
-            let advance = match task.is_silent(&decoded) {
+            let is_silent = task.is_silent(&decoded);
+            let advance = match is_silent {
                 true => size,
                 false => self.take(&window, decoded, seek, size, tell).await?,
             };
@@ -200,16 +219,96 @@ impl<C: Compute> Run<'_, C> {
         Ok(())
     }
 
-    /// Takes a window's text in; frames to the next window.
-    async fn take(
-        &mut self,
+    /// Pieces of speech, so many at a time: each is decoded without knowing the others, but for the language.
+    async fn pieces(
+        mut self,
+        count: usize,
+        tell: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<Transcription, SpeechError> {
+        let mut waiting = pieces(&self.survey.speech).into_iter();
+        // The first one tells the language of all.
+        if let Some(piece) = waiting.next() {
+            let mel = self.frames.window(piece.start, piece.len()).await?;
+            if self.out.language.is_none() {
+                let window = self.compute.encode(mel.clone()).await?;
+                self.detect(&window).await?;
+            }
+            let segments = self.piece(piece.clone(), mel).await?;
+            self.give(segments, piece.end, tell);
+        }
+        loop {
+            let mut batch = Vec::new();
+            for piece in waiting.by_ref().take(count) {
+                batch.push((piece.clone(), self.frames.window(piece.start, piece.len()).await?));
+            }
+            if batch.is_empty() {
+                return Ok(self.out);
+            }
+            let decoding = batch.into_iter().map(|(piece, mel)| async {
+                let end = piece.end;
+                Ok::<_, SpeechError>((end, self.piece(piece, mel).await?))
+            });
+            for (end, segments) in try_join_all(decoding).await? {
+                self.give(segments, end, tell);
+            }
+        }
+    }
+
+    /// The segments of a piece, whatever came before it; a rest that its text leaves is heard again.
+    async fn piece(&self, piece: Range<usize>, mel: Vec<f32>) -> Result<Vec<Segment>, SpeechError> {
+        let mels = self.frames.mels;
+        let (mut seek, mut out, mut last_end) = (piece.start, Vec::new(), 0.0);
+        while seek < piece.end && (seek == piece.start || piece.end - seek >= LEAST_REST) {
+            let size = piece.end - seek;
+            let from = (seek - piece.start) * mels;
+            let mut rest = mel[from..from + size * mels].to_vec();
+            rest.resize(WINDOW_FRAMES * mels, 0.0);
+            let window = self.compute.encode(rest).await?;
+            let task = self.task(&window, seek);
+            let decoded = task.decode().await?;
+            if task.is_silent(&decoded) {
+                break;
+            }
+            let (segments, advance) = self.segments(&window, &decoded, seek, size, &mut last_end).await?;
+            out.extend(segments);
+            seek += if advance == 0 { size } else { advance };
+        }
+        Ok(out)
+    }
+
+    /// Says and keeps segments; all up to frame `end` is done then.
+    fn give(&mut self, segments: Vec<Segment>, end: usize, tell: &mut dyn FnMut(Progress<'_>)) {
+        for mut segment in segments {
+            self.place(&mut segment);
+            segment.id = self.out.segments.len();
+            tell(Progress::Segment(&segment));
+            self.out.segments.push(segment);
+        }
+        tell(Progress::Done(self.survey.original(end as f64 / 100.0, true)));
+    }
+
+    fn task<'b>(&'b self, window: &'b Window, seek: usize) -> WindowTask<'b, C> {
+        WindowTask {
+            compute: self.compute,
+            tokens: self.tokens,
+            options: self.options,
+            window,
+            prompt: (self.previous(), self.beginning(self.options.timestamps)),
+            timestamps: self.options.timestamps,
+            number: seek as u64,
+        }
+    }
+
+    /// A window's segments with their words, and the frames to the next window.
+    async fn segments(
+        &self,
         window: &Window,
-        decoded: Decoded,
+        decoded: &Decoded,
         seek: usize,
         size: usize,
-        tell: &mut dyn FnMut(Progress<'_>),
-    ) -> Result<usize, SpeechError> {
-        let cut = segments::cut(self.tokens, &decoded, seek, size);
+        last_end: &mut f64,
+    ) -> Result<(Vec<Segment>, usize), SpeechError> {
+        let cut = segments::cut(self.tokens, decoded, seek, size);
         let (mut segments, mut advance) = (cut.segments, cut.advance);
         let offset = seek as f64 / 100.0;
         if self.options.words {
@@ -220,12 +319,27 @@ impl<C: Compute> Run<'_, C> {
                 beginning: self.beginning(false),
                 language: self.out.language.unwrap_or("en"),
             };
-            aligner.align(&mut segments, size, offset, &mut self.last_end).await?;
+            aligner.align(&mut segments, size, offset, last_end).await?;
             let last = segments.iter().rev().find_map(|segment| segment.words.last());
             if let Some(end) = last.map(|word| word.end).filter(|end| !cut.single_ending && *end > offset) {
                 advance = ((end * 100.0).round() as usize).saturating_sub(seek);
             }
         }
+        Ok((segments, advance))
+    }
+
+    /// Takes a window's text in; frames to the next window.
+    async fn take(
+        &mut self,
+        window: &Window,
+        decoded: Decoded,
+        seek: usize,
+        size: usize,
+        tell: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<usize, SpeechError> {
+        let mut last_end = self.last_end;
+        let (segments, advance) = self.segments(window, &decoded, seek, size, &mut last_end).await?;
+        self.last_end = last_end;
         for mut segment in segments {
             self.history.extend_from_slice(&segment.tokens);
             self.place(&mut segment);

@@ -111,6 +111,16 @@ impl Default for SpeechOptions {
 }
 
 impl SpeechOptions {
+    /// How speech is told from silence: pieces that are decoded at a time fit a window each.
+    pub fn vad_used(&self) -> Option<VadOptions> {
+        if self.batch_size <= 1 {
+            return self.vad;
+        }
+        let vad = self.vad.unwrap_or(VadOptions::PIECES);
+        let min_silence_ms = vad.min_silence_ms.min(VadOptions::PIECES.min_silence_ms);
+        Some(VadOptions { max_speech_ms: VadOptions::PIECES.max_speech_ms, min_silence_ms, ..vad })
+    }
+
     /// Temperatures to try, in order.
     pub fn temperatures(&self) -> Vec<f64> {
         match self.temperature.filter(|temperature| *temperature > 0.0) {
