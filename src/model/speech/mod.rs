@@ -10,7 +10,7 @@ pub mod compute;
 pub mod decode;
 pub mod engine;
 pub mod features;
-pub mod live;
+pub(crate) mod live;
 pub mod mel;
 pub mod recognise;
 pub mod rules;

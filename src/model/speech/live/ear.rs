@@ -1,12 +1,12 @@
 //! What a session's audio thread does: bytes to samples, samples to utterances.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-use super::inlet::{Inlet, InletReader, Item, Mark, Passed};
+use super::inlet::{Inlet, InletReader, Item, Mark};
 use super::utterances::{Cutter, Edge};
 use crate::model::speech::SAMPLE_RATE;
 use crate::model::speech::audio::{AudioError, AudioLimits, Decoder, PcmReader, Source};
@@ -101,7 +101,10 @@ impl Ear {
             self.edge(edge, out);
             self.tell(BLOCK, out);
         }
-        let needed = self.heard.saturating_sub(self.cutter.lookback());
+        let mut needed = self.heard.saturating_sub(self.cutter.lookback());
+        if let Some(start) = self.cutter.pending() {
+            needed = needed.min(start.saturating_sub(self.cutter.pad()));
+        }
         let from = self.told.unwrap_or(needed).min(needed).max(self.base);
         self.kept.drain(..from - self.base);
         self.base = from;
@@ -110,6 +113,11 @@ impl Ear {
     fn edge(&mut self, edge: Option<Edge>, out: &mut Vec<Heard>) {
         match edge {
             None => {}
+            Some(Edge::TurnEnd) => {
+                if !self.manual_turns {
+                    out.push(Heard::TurnEnded);
+                }
+            }
             Some(Edge::Start(at)) => {
                 let from = at.saturating_sub(self.cutter.pad()).max(self.spoken).max(self.base);
                 self.told = Some(from);
@@ -146,11 +154,9 @@ impl Ear {
         let edge = self.cutter.cut();
         match mark {
             Mark::Commit => {
-                let edge = edge.map(|edge| match edge {
-                    Edge::End { at, .. } => Edge::End { at, ends_turn: false },
-                    start @ Edge::Start(_) => start,
-                });
-                self.edge(edge, out);
+                if let Some(Edge::End { at, .. }) = edge {
+                    self.edge(Some(Edge::End { at, ends_turn: false }), out);
+                }
                 out.push(Heard::TurnEnded);
             }
             Mark::Clear => {
@@ -181,7 +187,7 @@ impl Ear {
 }
 
 /// Samples of a session, until it ends or nobody listens.
-struct Listener {
+pub(super) struct Listener {
     ear: Ear,
     to: mpsc::Sender<Heard>,
     left: usize,
@@ -189,7 +195,7 @@ struct Listener {
 }
 
 /// Nobody listens any more.
-struct Gone;
+pub(super) struct Gone;
 
 impl Listener {
     /// Takes samples; true where there may be no more.
@@ -201,7 +207,7 @@ impl Listener {
         Ok(taken < samples.len())
     }
 
-    fn mark(&mut self, mark: Mark) -> Result<(), Gone> {
+    pub(super) fn mark(&mut self, mark: Mark) -> Result<(), Gone> {
         self.ear.mark(mark, &mut self.out);
         self.send()
     }
@@ -245,32 +251,38 @@ impl Listener {
         self.end(is_too_long, None)
     }
 
-    fn container(mut self, inlet: &Arc<Inlet>) -> Result<(), Gone> {
-        let passed = Arc::new(Passed::default());
+    fn container(self, inlet: &Arc<Inlet>) -> Result<(), Gone> {
+        // The reader is inside the decoder when it comes upon a mark, and tells the listener itself: what was
+        // decoded before is heard already, but for a tenth of a second and what a packet was not whole yet.
+        let listener = Arc::new(Mutex::new(Some(self)));
+        let with = |act: &mut dyn FnMut(&mut Self) -> Result<bool, Gone>| {
+            let mut listener = listener.lock().unwrap_or_else(PoisonError::into_inner);
+            listener.as_mut().map_or(Err(Gone), act)
+        };
+        let take = || listener.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or(Gone);
         let reader =
-            InletReader { inlet: Arc::clone(inlet), rest: Bytes::new(), passed: Arc::clone(&passed) };
+            InletReader { inlet: Arc::clone(inlet), rest: Bytes::new(), listener: Arc::clone(&listener) };
         let limits = AudioLimits { max_seconds: f64::MAX, ..AudioLimits::default() };
         let mut decoder = match Decoder::open(Source::Stream(Box::new(reader)), limits) {
             Ok(decoder) => decoder,
             // A session may end before anything was said.
-            Err(AudioError::Empty) => return self.end(false, None),
-            Err(error) => return self.fail(fault(&error)),
+            Err(AudioError::Empty) => return take()?.end(false, None),
+            Err(error) => return take()?.fail(fault(&error)),
         };
         let mut samples = Vec::new();
         loop {
             samples.clear();
             let more = match decoder.read(&mut samples) {
                 Ok(more) => more,
-                Err(error) => return self.fail(fault(&error)),
+                // What was said before is not given up for a broken end.
+                Err(error) if decoder.seconds() > 0.0 => return take()?.end(false, Some(error.to_string())),
+                Err(error) => return take()?.fail(fault(&error)),
             };
-            if self.push(&samples)? {
-                return self.end(true, None);
-            }
-            for mark in passed.take() {
-                self.mark(mark)?;
+            if with(&mut |listener| listener.push(&samples))? {
+                return take()?.end(true, None);
             }
             if !more {
-                return self.end(false, decoder.warning().map(str::to_owned));
+                return take()?.end(false, decoder.warning().map(str::to_owned));
             }
         }
     }
@@ -316,7 +328,7 @@ pub fn listen(
 mod tests {
     use super::*;
     use crate::model::speech::audio::decode_all;
-    use crate::model::speech::live::LONGEST;
+    use crate::model::speech::live::utterances::LONGEST;
 
     /// An utterance as it was told.
     fn utterances(out: &[Heard]) -> Vec<(usize, usize, Vec<f32>)> {
@@ -368,6 +380,15 @@ mod tests {
         for (from, to, samples) in &whole {
             assert!(samples.len() <= LONGEST);
             assert_eq!(samples[..], audio[*from..(*to).min(audio.len())]);
+        }
+        // A short word, a gap, and speech: the word belongs to it.
+        let mut hesitant = vec![0.0; 16_000];
+        hesitant.extend_from_slice(&clip("jfk.wav")[8_000..9_600]);
+        hesitant.extend(vec![0.0; 8_192]);
+        hesitant.extend(clip("jfk.wav"));
+        let once = told(&hesitant, &[hesitant.len()]);
+        for cuts in [&[320][..], &[1600], &[16_000]] {
+            assert_eq!(told(&hesitant, cuts), once, "{cuts:?}");
         }
         for cuts in [&[1, 7, 512, 100][..], &[1600], &[511, 513], &[30_000]] {
             assert_eq!(told(&audio, cuts), whole, "{cuts:?}");

@@ -2,12 +2,15 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Read};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use bytes::{Buf, Bytes};
 use tokio::sync::Notify;
 
+use super::ear::{Gone, Listener};
+
+/// What a chunk takes at least, however short it is.
+const LEAST_COST: usize = 64;
 /// Marks that may wait.
 const MOST_MARKS: usize = 64;
 
@@ -70,10 +73,11 @@ impl Inlet {
         if queue.over {
             return Err(InletError::Closed);
         }
-        if queue.bytes > 0 && queue.bytes + bytes.len() > self.limit {
+        let cost = bytes.len().max(LEAST_COST);
+        if queue.bytes > 0 && queue.bytes + cost > self.limit {
             return Err(InletError::Full);
         }
-        queue.bytes += bytes.len();
+        queue.bytes += cost;
         queue.items.push_back(Item::Bytes(bytes));
         self.come.notify_one();
         Ok(())
@@ -95,6 +99,11 @@ impl Inlet {
         queue.items.push_back(Item::Mark(mark));
         self.come.notify_one();
         Ok(())
+    }
+
+    /// Nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.lock().items.is_empty()
     }
 
     /// Nothing comes after what waits.
@@ -123,7 +132,7 @@ impl Inlet {
             taken.as_mut().enable();
             {
                 let queue = self.lock();
-                if queue.over || queue.bytes == 0 || queue.bytes + size <= self.limit {
+                if queue.over || queue.bytes == 0 || queue.bytes + size.max(LEAST_COST) <= self.limit {
                     return;
                 }
             }
@@ -137,7 +146,7 @@ impl Inlet {
         loop {
             if let Some(item) = queue.items.pop_front() {
                 match &item {
-                    Item::Bytes(bytes) => queue.bytes -= bytes.len(),
+                    Item::Bytes(bytes) => queue.bytes -= bytes.len().max(LEAST_COST),
                     Item::Mark(_) => queue.marks -= 1,
                 }
                 self.taken.notify_waiters();
@@ -151,27 +160,11 @@ impl Inlet {
     }
 }
 
-/// What a mark was when it was read past.
-#[derive(Default)]
-pub(super) struct Passed {
-    commit: AtomicBool,
-    clear: AtomicBool,
-}
-
-impl Passed {
-    /// The marks since the last call; at most one of each kind.
-    pub(super) fn take(&self) -> impl Iterator<Item = Mark> {
-        let clear = self.clear.swap(false, Ordering::Relaxed).then_some(Mark::Clear);
-        let commit = self.commit.swap(false, Ordering::Relaxed).then_some(Mark::Commit);
-        clear.into_iter().chain(commit)
-    }
-}
-
-/// The bytes alone, for a demultiplexer; marks are noted when they are read past.
+/// The bytes alone, for a demultiplexer; marks go to the listener as they are come upon.
 pub(super) struct InletReader {
     pub(super) inlet: Arc<Inlet>,
     pub(super) rest: Bytes,
-    pub(super) passed: Arc<Passed>,
+    pub(super) listener: Arc<Mutex<Option<Listener>>>,
 }
 
 impl Read for InletReader {
@@ -179,8 +172,13 @@ impl Read for InletReader {
         while self.rest.is_empty() {
             match self.inlet.take() {
                 Some(Item::Bytes(bytes)) => self.rest = bytes,
-                Some(Item::Mark(Mark::Commit)) => self.passed.commit.store(true, Ordering::Relaxed),
-                Some(Item::Mark(Mark::Clear)) => self.passed.clear.store(true, Ordering::Relaxed),
+                Some(Item::Mark(mark)) => {
+                    let mut listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner);
+                    let told = listener.as_mut().map_or(Err(Gone), |listener| listener.mark(mark));
+                    if told.is_err() {
+                        return Ok(0);
+                    }
+                }
                 None => return Ok(0),
             }
         }

@@ -9,7 +9,6 @@ mod ear;
 mod inlet;
 mod utterances;
 
-pub use agreement::Agreement;
-pub use ear::{Ear, Heard, listen};
-pub use inlet::{Inlet, InletError, Mark};
-pub use utterances::{Cutter, Edge, LONGEST};
+pub(crate) use agreement::Agreement;
+pub(crate) use ear::{Heard, listen};
+pub(crate) use inlet::{Inlet, InletError, Mark};

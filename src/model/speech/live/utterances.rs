@@ -24,6 +24,8 @@ pub enum Edge {
         /// The pause that ends a turn has passed; otherwise the utterance was only getting too long.
         ends_turn: bool,
     },
+    /// Nobody went on after an utterance that was too long: the turn is over.
+    TurnEnd,
 }
 
 /// Cuts utterances; see the module.
@@ -34,18 +36,26 @@ pub struct Cutter {
     start: Option<usize>,
     /// The start was told.
     told: bool,
+    /// The silence that lasts till now.
     silent_since: Option<usize>,
+    /// An utterance ended that did not end its turn.
+    is_turn_open: bool,
 }
 
 impl Cutter {
     /// Nobody speaks yet.
     pub fn new(options: VadOptions) -> Self {
-        Self { options, at: 0, start: None, told: false, silent_since: None }
+        Self { options, at: 0, start: None, told: false, silent_since: None, is_turn_open: false }
     }
 
     /// Samples kept around an utterance.
     pub fn pad(&self) -> usize {
         self.options.pad_ms as usize * 16
+    }
+
+    /// Where speech may have begun that was not told yet.
+    pub fn pending(&self) -> Option<usize> {
+        self.start.filter(|_| !self.told)
     }
 
     /// How far back a start can be from the frame that tells it, in samples, what is kept before included.
@@ -65,17 +75,26 @@ impl Cutter {
             self.silent_since = None;
             self.start.get_or_insert(begin);
         }
-        let start = self.start?;
         if probability < (self.options.threshold - 0.15).max(0.01) {
             self.silent_since.get_or_insert(begin);
         }
+        let pause = self.silent_since.map_or(0, |since| self.at - since);
+        let wanted = (self.options.min_silence_ms as usize * 16).max(FRAME);
+        let edge = self.start.and_then(|start| self.speaking(start, pause, wanted));
+        if edge.is_none() && self.is_turn_open && !self.told && pause >= wanted {
+            (self.is_turn_open, self.start) = (false, None);
+            return Some(Edge::TurnEnd);
+        }
+        edge
+    }
+
+    /// The same, where somebody has begun to speak.
+    fn speaking(&mut self, start: usize, pause: usize, wanted: usize) -> Option<Edge> {
         let spoken = self.silent_since.unwrap_or(self.at) - start;
         if !self.told && spoken >= self.least().max(FRAME) && self.silent_since.is_none() {
             self.told = true;
             return Some(Edge::Start(start));
         }
-        let pause = self.silent_since.map_or(0, |since| self.at - since);
-        let wanted = (self.options.min_silence_ms as usize * 16).max(FRAME);
         let ends_turn = pause >= wanted;
         let enough = match self.at - start {
             long if long >= VERY_LONG => wanted.min(BREATH),
@@ -95,19 +114,20 @@ impl Cutter {
     }
 
     fn end(&mut self, at: usize, ends_turn: bool) -> Option<Edge> {
-        (self.start, self.silent_since) = (None, None);
+        self.start = None;
         // What was too short to be told was a click.
-        std::mem::take(&mut self.told).then_some(Edge::End { at, ends_turn })
+        let edge = std::mem::take(&mut self.told).then_some(Edge::End { at, ends_turn });
+        if edge.is_some() {
+            self.is_turn_open = !ends_turn;
+        }
+        edge
     }
 
-    /// The end of the audio or of a turn, whatever was said: the end of an utterance that was told, here.
+    /// The end of the audio or of a turn, whatever was said: the end of what was told.
     pub fn cut(&mut self) -> Option<Edge> {
-        self.end(self.silent_since.unwrap_or(self.at), true)
-    }
-
-    /// Somebody is speaking, and it was told.
-    pub fn is_speaking(&self) -> bool {
-        self.told
+        let open = std::mem::take(&mut self.is_turn_open);
+        let edge = self.end(self.silent_since.unwrap_or(self.at), true);
+        edge.or(open.then_some(Edge::TurnEnd))
     }
 }
 
@@ -137,6 +157,21 @@ mod tests {
         let found = edges(VadOptions::LIVE, &[(0.9, many), (0.0, short), (0.9, few)]);
         assert_eq!(found[1], Edge::End { at: many * FRAME, ends_turn: false });
         assert_eq!(found.len(), 4, "{found:?}");
+    }
+
+    #[test]
+    fn a_turn_ends_with_the_pause_behind_its_last_utterance_however_that_ended() {
+        for (spoken, silent) in
+            [(LONG / FRAME + 1, 100), (VERY_LONG / FRAME + 1, 100), (LONGEST / FRAME - 38, 100)]
+        {
+            let found = edges(VadOptions::LIVE, &[(0.9, spoken), (0.0, silent)]);
+            let ends = |edge: &&Edge| matches!(edge, Edge::TurnEnd | Edge::End { ends_turn: true, .. });
+            assert_eq!(found.iter().filter(ends).count(), 1, "{spoken}: {found:?}");
+        }
+        // Where the audio ends before the pause does, the turn ends with it.
+        let found =
+            edges(VadOptions::LIVE, &[(0.9, LONG / FRAME + 1), (0.0, SHORT_PAUSE.div_ceil(FRAME) + 1)]);
+        assert_eq!(found.last(), Some(&Edge::TurnEnd), "{found:?}");
     }
 
     #[test]
