@@ -177,14 +177,6 @@ pub struct OpenSession {
     pub spec: SessionSpec,
 }
 
-/// The live session of this id, open or ended lately. To the transcription service from anybody.
-#[derive(Message, Clone, Debug, Default)]
-#[rtype(result = "Option<SpeechSession>")]
-pub struct FindSession {
-    /// Its id.
-    pub id: String,
-}
-
 /// How the transcription service is. To it from anybody.
 #[derive(Message, Clone, Copy, Debug, Default)]
 #[rtype(result = "Option<SpeechStatus>")]

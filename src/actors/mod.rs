@@ -12,7 +12,7 @@
 //! | anybody with a ticket → scheduler | `RunNative` | `Result<Accepted, Refusal>`, at once | ticket moves in |
 //! | loader thread ⇢ scheduler | `Loaded` | – | one a load |
 //! | handler or host → transcription | [`Transcribe`] | `Result<TranscriptStream, Refusal>`, at once | places: running + queue, taken without waiting |
-//! | handler or host → transcription | [`OpenSession`], [`FindSession`] | [`SpeechSession`], at once | open sessions; a session bounds the audio that waits |
+//! | handler or host → transcription | [`OpenSession`] | [`SpeechSession`], at once | open sessions; a session bounds the audio that waits |
 //! | anybody → transcription | [`SpeechStatistics`], [`UnloadSpeech`] | at once | – |
 //! | scheduler ⇢ gateway | `EngineState` | – | one a change |
 //! | scheduler ⇢ prompt cache | `Reset` | – | one an epoch |
@@ -47,9 +47,8 @@ pub(crate) mod watchdog;
 pub mod wiring;
 
 pub use messages::{
-    CacheReport, CacheStatistics, ChangeSession, ChatStream, ClearCache, FindSession, ListSessions, OpenChat,
-    OpenSession, SessionChange, SessionReport, SpeechStatistics, SpeechStatus, Transcribe, TranscriptStream,
-    UnloadSpeech,
+    CacheReport, CacheStatistics, ChangeSession, ChatStream, ClearCache, ListSessions, OpenChat, OpenSession,
+    SessionChange, SessionReport, SpeechStatistics, SpeechStatus, Transcribe, TranscriptStream, UnloadSpeech,
 };
 pub use scheduler::restart::RestartPolicy;
 pub use status::{Health, ModelState, ModelStatus};

@@ -13,9 +13,8 @@ use tokio::sync::watch;
 use crate::actors::gateway::{Gateway, Served};
 use crate::actors::loader::Loader;
 use crate::actors::messages::{
-    CacheStatistics, ChangeSession, ChatStream, ClearCache, Drain, FindSession, FlushDisk, Halt,
-    ListSessions, OpenChat, OpenSession, SpeechStatistics, SpeechStatus, Transcribe, TranscriptStream,
-    UnloadSpeech,
+    CacheStatistics, ChangeSession, ChatStream, ClearCache, Drain, FlushDisk, Halt, ListSessions, OpenChat,
+    OpenSession, SpeechStatistics, SpeechStatus, Transcribe, TranscriptStream, UnloadSpeech,
 };
 use crate::actors::retry::RetryAdvice;
 use crate::actors::scheduler::BatchScheduler;
@@ -24,14 +23,14 @@ use crate::actors::scheduler::restart::RestartPolicy;
 use crate::actors::ssd_writer::SsdSettings;
 use crate::actors::status::{Board, Health, ModelStatus};
 use crate::actors::threads::{ComputeActors, Threads};
-use crate::actors::transcription::{SpeechParts, SpeechSession, TranscriptionService};
+use crate::actors::transcription::{Sessions, SpeechParts, SpeechSession, TranscriptionService};
 use crate::actors::watchdog::Watchdog;
 use crate::cache::TokenHistory;
 use crate::config::{Config, Problem};
 use crate::model::ModelSource;
 use crate::model::speech::source::SpeechSource;
 use crate::observe::{Gauges, Pulse, fields};
-use crate::types::speech::SessionSpec;
+use crate::types::speech::{SessionSpec, SessionStatus};
 use crate::types::{ChatRequest, Clock, LiveCount, Refusal, SystemClock, TicketOffice, TraceRing};
 
 /// How long a drain waits for requests that were in preparation at its deadline.
@@ -127,7 +126,11 @@ impl GreenroomBuilder {
         // The gateway's address exists before it runs: the schedulers report to it.
         let gateway = Context::<Gateway>::new();
         let history = Arc::new(TokenHistory::default());
-        let compute = self.compute_actors(&gateway.address(), &gauges, &history, loader, &live);
+        let sessions = Sessions::default();
+        let mut compute = self.compute_actors(&gateway.address(), &gauges, &history, loader, &live);
+        if let Some(speech) = &mut compute.speech {
+            speech.sessions = Arc::clone(&sessions);
+        }
         let pulses = compute.pulses();
         let addresses = threads.start_actors(compute).await?;
         let max_rows = self.config.scheduler.max_rows.max(1);
@@ -163,7 +166,7 @@ impl GreenroomBuilder {
             open_chat: open_chat.recipient(),
             transcribe: addresses.transcription.clone().recipient(),
             open_session: addresses.transcription.clone().recipient(),
-            find_session: addresses.transcription.clone().recipient(),
+            sessions,
             speech_statistics: addresses.transcription.clone().recipient(),
             unload_speech: addresses.transcription.clone().recipient(),
             speech_model: self.speech.as_ref().map(|source| source.id().to_owned()),
@@ -246,6 +249,7 @@ impl GreenroomBuilder {
                 live: live.clone(),
                 clock: Arc::clone(&self.clock),
                 gauges: Arc::clone(gauges),
+                sessions: Sessions::default(),
             }),
         }
     }
@@ -318,6 +322,8 @@ impl Greenroom {
     /// New work stays refused; open streams go on.
     pub async fn drain(&self, deadline: Duration) {
         let drain = Drain { deadline };
+        // Who is dictating gets what was said so far.
+        self.handles.sessions.iter().for_each(|session| session.finish());
         // An actor that is gone has nothing under way.
         let _gone = self.gateway.send(drain).await;
         // Tasks of their own: an order that nobody waits for any more is still carried out.
@@ -355,7 +361,7 @@ pub struct Handles {
     open_chat: Recipient<OpenChat>,
     transcribe: Recipient<Transcribe>,
     open_session: Recipient<OpenSession>,
-    find_session: Recipient<FindSession>,
+    sessions: Sessions,
     speech_statistics: Recipient<SpeechStatistics>,
     unload_speech: Recipient<UnloadSpeech>,
     speech_model: Option<String>,
@@ -414,8 +420,11 @@ impl Handles {
     }
 
     /// The live session of this id, open or ended lately.
-    pub async fn find_session(&self, id: &str) -> Option<SpeechSession> {
-        self.find_session.send(FindSession { id: id.to_owned() }).await.ok().flatten()
+    pub fn find_session(&self, id: &str) -> Option<SpeechSession> {
+        let found = self.sessions.get(id)?.value().clone();
+        // One that was given up is only waiting for its task to notice.
+        let is_there = !found.is_deleted() && found.status() != SessionStatus::Cancelled;
+        is_there.then_some(found)
     }
 
     /// Id of the speech model, where there is one.

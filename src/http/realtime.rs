@@ -18,6 +18,7 @@ use super::fields::Fields;
 use super::identity::Identity;
 use super::session_request::read_vad;
 use super::socket::{Dialect, Step, talk};
+use super::speech_request::check_text;
 use super::state::State;
 use crate::actors::SpeechSession;
 use crate::types::Refusal;
@@ -200,6 +201,7 @@ impl Realtime {
                     None => None,
                 };
                 let prompt = wanted.string("prompt")?.unwrap_or_default();
+                check_text(&wanted.path("prompt"), &prompt)?;
                 spec.model = wanted.string("model")?.or(spec.model);
                 transcription = json!({"model": self.served, "language": language, "prompt": prompt});
                 spec.options.prompt = prompt;
@@ -289,6 +291,9 @@ impl Realtime {
             }
             SessionEvent::TurnEnded { turn, end } => {
                 let spoke = self.items.contains_key(turn);
+                if !self.spec.manual_turns {
+                    self.uncommitted = 0.0;
+                }
                 let id = self.item(*turn).id.clone();
                 let previous = self.previous.replace(id.clone());
                 let mut out = Vec::new();
@@ -437,8 +442,9 @@ impl Dialect for Realtime {
                 Ok(vec![Step::Commit])
             }
             "input_audio_buffer.clear" => {
-                self.uncommitted = 0.0;
-                if self.is_open {
+                // Less than a tenth of a second is not worth forgetting.
+                let some = std::mem::take(&mut self.uncommitted) >= LEAST_COMMIT_S;
+                if self.is_open && some {
                     Ok(vec![Step::Clear])
                 } else {
                     Ok(vec![Step::Say(self.event("input_audio_buffer.cleared", json!({})))])
@@ -471,7 +477,15 @@ impl Dialect for Realtime {
             SessionNews::Event(event) => self.happened(&event),
             SessionNews::End(SessionEnd::Failed(failure)) => {
                 let error = ApiError::from(failure);
-                vec![self.error(&error, None)]
+                let mut open: Vec<String> = self.items.drain().map(|(_, item)| item.id).collect();
+                open.sort();
+                let failed = open.into_iter().map(|id| {
+                    let body = json!({"item_id": id, "content_index": 0, "error": error.body().error});
+                    self.event("conversation.item.input_audio_transcription.failed", body)
+                });
+                let mut out: Vec<Value> = failed.collect();
+                out.push(self.error(&error, None));
+                out
             }
             SessionNews::End(_) => Vec::new(),
         }

@@ -32,6 +32,9 @@ const SHARED: [&str; 17] = [
 ];
 /// Fields of a query that belong into `input`.
 const INPUT: [&str; 3] = ["encoding", "sample_rate", "channels"];
+/// Fields of a query that are no text; what is shared with forms is read from text anyway.
+const TYPED: [&str; 6] =
+    ["partials", "manual_turns", "max_duration_s", "idle_timeout_s", "sample_rate", "channels"];
 const ENCODINGS: &str = "pcm_s16le, pcm_f32le, mulaw, alaw or container";
 
 /// A session that is asked for.
@@ -96,9 +99,10 @@ pub fn read_session(body: Value) -> Result<SessionCall, ApiError> {
 pub fn read_query(pairs: &[(String, String)]) -> Result<SessionCall, ApiError> {
     let (mut body, mut input) = (Map::new(), Map::new());
     for (name, text) in pairs {
-        // Numbers and booleans are themselves, anything else is text.
-        let value = serde_json::from_str::<Value>(text).ok().filter(|value| !value.is_string());
-        let value = value.unwrap_or_else(|| Value::String(text.clone()));
+        let value = match TYPED.contains(&name.as_str()) {
+            true => serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.clone())),
+            false => Value::String(text.clone()),
+        };
         let to = if INPUT.contains(&name.as_str()) { &mut input } else { &mut body };
         to.insert(name.clone(), value);
     }
@@ -177,13 +181,14 @@ mod tests {
     #[test]
     fn json_and_query_say_the_same() {
         let body = json!({
-            "language": "de", "partials": false, "temperature": 0.2, "idle_timeout_s": 5,
+            "language": "de", "partials": false, "temperature": 0.2, "idle_timeout_s": 5, "prompt": "1e5 [x]",
             "input": {"encoding": "pcm_f32le", "sample_rate": 48000},
         });
         let query = [
             ("language", "de"),
             ("partials", "false"),
             ("temperature", "0.2"),
+            ("prompt", "1e5 [x]"),
             ("idle_timeout_s", "5"),
             ("encoding", "pcm_f32le"),
             ("sample_rate", "48000"),
@@ -208,6 +213,7 @@ mod tests {
             (json!({"idle_timeout_s": 0}), "idle_timeout_s"),
             (json!({"language": "klingon"}), "language"),
             (json!({"task": "sing"}), "task"),
+            (json!({"prompt": "x".repeat(20_000)}), "prompt"),
             (json!({"partials": "maybe"}), "partials"),
         ] {
             let error = read_session(body.clone()).unwrap_err();

@@ -12,7 +12,7 @@ use actix_ws::{AggregatedMessage, AggregatedMessageStream, CloseCode, CloseReaso
 use bytes::Bytes;
 use futures_util::StreamExt;
 use serde_json::Value;
-use tokio::time::{Instant, interval_at};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 
 use super::api_error::ApiError;
 use super::state::State;
@@ -21,6 +21,8 @@ use crate::types::speech::{AppendError, SessionEnd, SessionNews, SessionSpec, Sp
 
 /// Between two signs of life; a client that gave none for two of them is gone.
 const PING: Duration = Duration::from_secs(20);
+/// A client that takes nothing for so long is gone.
+const PATIENCE: Duration = Duration::from_secs(40);
 /// What is said in a WebSocket's own words.
 const MAX_REASON: usize = 120;
 
@@ -50,6 +52,10 @@ pub(super) enum Step {
 pub(super) trait Dialect {
     /// What is said first.
     fn hello(&mut self) -> Vec<Value>;
+    /// What is done first.
+    fn begin(&mut self) -> Vec<Step> {
+        Vec::new()
+    }
     /// A text message.
     fn text(&mut self, text: &str) -> Vec<Step>;
     /// A binary message.
@@ -69,7 +75,7 @@ pub(super) fn talk(
     request: &HttpRequest,
     payload: web::Payload,
     state: web::Data<State>,
-    dialect: impl Dialect + 'static,
+    mut dialect: impl Dialect + 'static,
     session: Option<SpeechSession>,
     max_message: usize,
 ) -> Result<HttpResponse, ApiError> {
@@ -83,14 +89,9 @@ pub(super) fn talk(
     // A message may come in pieces; together they are bounded as well.
     let messages =
         messages.max_frame_size(max_message).aggregate_continuations().max_continuation_size(max_message);
-    let talk = Talk {
-        state,
-        dialect,
-        socket,
-        reader: session.as_ref().map(SpeechSession::reader),
-        session,
-        steps: VecDeque::new(),
-    };
+    let reader = session.as_ref().map(SpeechSession::reader);
+    let steps = dialect.begin().into();
+    let talk = Talk { state, dialect, socket, session, reader, ends: None, steps };
     actix_web::rt::spawn(talk.run(messages));
     Ok(response)
 }
@@ -101,8 +102,19 @@ struct Talk<D> {
     socket: Session,
     session: Option<SpeechSession>,
     reader: Option<SessionReader>,
+    /// A session that goes with its connection.
+    ends: Option<Ends>,
     /// What the client's messages ask for and was not done yet.
     steps: VecDeque<Step>,
+}
+
+/// Cancels a session when its connection goes, however that comes about.
+struct Ends(SpeechSession);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
 }
 
 /// Why a talk is over.
@@ -116,16 +128,13 @@ enum Over {
 impl<D: Dialect> Talk<D> {
     async fn run(mut self, messages: AggregatedMessageStream) {
         let over = self.talk(messages).await;
-        if self.dialect.ends_with_connection()
-            && let Some(session) = &self.session
-        {
-            session.cancel();
-        }
+        drop(self.ends.take());
         if let Over::Closed(code, reason) = over {
             let reason = reason.chars().take(MAX_REASON).collect::<String>();
             let description = (!reason.is_empty()).then_some(reason);
             // The client may be gone already.
-            let _gone = self.socket.close(Some(CloseReason { code, description })).await;
+            let close = self.socket.close(Some(CloseReason { code, description }));
+            let _gone = timeout(PATIENCE, close).await;
         }
     }
 
@@ -141,6 +150,8 @@ impl<D: Dialect> Talk<D> {
             }
         }
         let mut ping = interval_at(Instant::now() + PING, PING);
+        // A tick that came late because telling took long must not be followed by the next at once.
+        ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut heard = true;
         loop {
             let waiting = match self.work().await {
@@ -180,11 +191,14 @@ impl<D: Dialect> Talk<D> {
                     }
                 }
                 _ = ping.tick() => {
-                    // While we read no further, a client cannot show that it is there.
-                    if (!heard && waiting.is_none()) || self.socket.ping(b"").await.is_err() {
+                    if !heard || !matches!(timeout(PATIENCE, self.socket.ping(b"")).await, Ok(Ok(()))) {
                         return Over::Gone;
                     }
-                    heard = false;
+                    // While we read no further, a client cannot show that it is there.
+                    heard = waiting.is_some();
+                    if let Some(session) = session.filter(|_| heard) {
+                        session.touch();
+                    }
                 }
             }
         }
@@ -192,7 +206,8 @@ impl<D: Dialect> Talk<D> {
 
     async fn say(&mut self, words: Vec<Value>) -> Result<(), ()> {
         for word in words {
-            self.socket.text(word.to_string()).await.map_err(|_| ())?;
+            let sent = timeout(PATIENCE, self.socket.text(word.to_string())).await;
+            sent.map_err(|_| ())?.map_err(|_| ())?;
         }
         Ok(())
     }
@@ -218,6 +233,7 @@ impl<D: Dialect> Talk<D> {
                         }
                     };
                     words = self.dialect.opened(&session);
+                    self.ends = self.dialect.ends_with_connection().then(|| Ends(session.clone()));
                     self.reader = Some(session.reader());
                     self.session = Some(session);
                     Ok(())
@@ -231,8 +247,8 @@ impl<D: Dialect> Talk<D> {
                     }
                     done => done.map(|_| ()),
                 },
-                (Step::Commit, Some(session)) => session.commit(),
-                (Step::Clear, Some(session)) => session.clear(),
+                (Step::Commit, Some(session)) => session.commit().map(|_| ()),
+                (Step::Clear, Some(session)) => session.clear().map(|_| ()),
                 (Step::Configure(options), Some(session)) => {
                     session.configure(*options);
                     Ok(())

@@ -52,8 +52,12 @@ pub fn read_form(fields: &[(String, String)], task: Task) -> Result<SpeechCall, 
                 let codes = list(value).into_iter().map(|name| language(&name, "languages"));
                 call.options.languages.extend(codes.collect::<Result<Vec<_>, _>>()?.into_iter().flatten());
             }
-            "prompt" => call.options.prompt = value.to_owned(),
+            "prompt" => {
+                check_text(name, value)?;
+                call.options.prompt = value.to_owned();
+            }
             "hotwords" | "keywords" | "vocabulary" => {
+                check_text(name, value)?;
                 let words = &mut call.options.hotwords;
                 if !words.is_empty() {
                     words.push_str(", ");
@@ -110,6 +114,24 @@ pub fn read_form(fields: &[(String, String)], task: Task) -> Result<SpeechCall, 
     }
     check(&call)?;
     Ok(call)
+}
+
+/// Longest text that a model is told, bytes: many times of what it can use.
+const MAX_TEXT: usize = 16 * 1024;
+
+/// Refuses a text that only costs time.
+///
+/// # Errors
+/// 400 that names the field.
+pub fn check_text(path: &str, text: &str) -> Result<(), ApiError> {
+    if text.len() <= MAX_TEXT {
+        return Ok(());
+    }
+    Err(ApiError::field(
+        path,
+        "invalid_value",
+        format!("is over {MAX_TEXT} bytes; a model uses the last 223 tokens"),
+    ))
 }
 
 /// A name without `[]`, and what stands between the brackets.

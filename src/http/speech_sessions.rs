@@ -53,10 +53,10 @@ pub(super) fn session_body(session: &SpeechSession, state: &State) -> Value {
     json!({
         "id": session.id(),
         "object": "audio.session",
-        "status": session.state(0).status.name(),
+        "status": session.status().name(),
         "model": session.model(),
         "created_at": created,
-        // When it will have ended whatever happens.
+        // When it will have finished whatever happens.
         "expires_at": created + session.max_duration().as_secs() + session.idle().as_secs(),
         "input": input_body(spec.input),
         "partials": spec.partials,
@@ -69,8 +69,8 @@ pub(super) fn session_body(session: &SpeechSession, state: &State) -> Value {
     })
 }
 
-pub(super) async fn find(id: &str, state: &State) -> Result<SpeechSession, ApiError> {
-    state.handles.find_session(id).await.ok_or_else(|| {
+pub(super) fn find(id: &str, state: &State) -> Result<SpeechSession, ApiError> {
+    state.handles.find_session(id).ok_or_else(|| {
         let message = format!(
             "there is no live session `{}`: it is unknown here, was deleted, or ended a while ago",
             short(id)
@@ -108,7 +108,7 @@ pub(super) async fn append(
     payload: web::Payload,
     state: web::Data<State>,
 ) -> Result<HttpResponse, ApiError> {
-    let session = find(&id, &state).await.map_err(ApiError::closing)?;
+    let session = find(&id, &state).map_err(ApiError::closing)?;
     let mut seq = None;
     for (name, value) in query.iter() {
         match name.as_str() {
@@ -182,7 +182,7 @@ pub(super) async fn state(
     query: web::Query<Vec<(String, String)>>,
     state: web::Data<State>,
 ) -> Result<HttpResponse, ApiError> {
-    let session = find(&id, &state).await?;
+    let session = find(&id, &state)?;
     let (mut since, mut wait) = (0, 0);
     for (name, value) in query.iter() {
         match name.as_str() {
@@ -211,14 +211,14 @@ pub(super) async fn state(
 
 /// Ends the utterance now.
 pub(super) async fn commit(id: web::Path<String>, state: web::Data<State>) -> Result<HttpResponse, ApiError> {
-    let session = find(&id, &state).await?;
+    let session = find(&id, &state)?;
     session.commit()?;
     Ok(HttpResponse::Accepted().json(session_body(&session, &state)))
 }
 
 /// No more audio comes: the transcript, once all is written down. The same again when asked again.
 pub(super) async fn finish(id: web::Path<String>, state: web::Data<State>) -> Result<HttpResponse, ApiError> {
-    let session = find(&id, &state).await?;
+    let session = find(&id, &state)?;
     session.finish();
     match session.ended().await {
         SessionEnd::Done(heard) => {
@@ -233,13 +233,13 @@ pub(super) async fn finish(id: web::Path<String>, state: web::Data<State>) -> Re
 
 /// Gives it up.
 pub(super) async fn delete(id: web::Path<String>, state: web::Data<State>) -> Result<HttpResponse, ApiError> {
-    find(&id, &state).await?.delete();
+    find(&id, &state)?.delete();
     Ok(HttpResponse::NoContent().finish())
 }
 
 /// What happens in it, as server-sent events from its beginning on.
 pub(super) async fn events(id: web::Path<String>, state: web::Data<State>) -> Result<HttpResponse, ApiError> {
-    let session = find(&id, &state).await?;
+    let session = find(&id, &state)?;
     let heartbeat = Duration::from_secs(state.config.heartbeat_s);
     let reader = session.reader();
     let first =
@@ -272,22 +272,23 @@ struct Told {
 /// Puts what happens into words: names of events and their JSON. The same for events and sockets.
 pub(super) struct Teller {
     session: SpeechSession,
-    /// Of the present utterance, what was told as committed, bytes.
-    told: usize,
+    /// The latest utterance that was told of, and what of it was told as committed, bytes.
+    told: (usize, usize),
 }
 
 impl Teller {
     /// For somebody who knows nothing yet.
     pub(super) fn new(session: &SpeechSession) -> Self {
-        Self { session: session.clone(), told: 0 }
+        Self { session: session.clone(), told: (0, 0) }
     }
 
     /// Usually one event; none for what only other protocols have.
     pub(super) fn tell(&mut self, news: SessionNews) -> Vec<(&'static str, Value)> {
         let (name, mut body) = match news {
             SessionNews::Partial(partial) => {
-                let delta = partial.committed.get(self.told..).unwrap_or_default().to_owned();
-                self.told = partial.committed.len();
+                let told = if self.told.0 == partial.utterance { self.told.1 } else { 0 };
+                let delta = partial.committed.get(told..).unwrap_or_default().to_owned();
+                self.told = (partial.utterance, partial.committed.len());
                 let body = json!({
                     "revision": partial.revision, "utterance": partial.utterance, "committed": partial.committed,
                     "committed_delta": delta, "tentative": partial.tentative, "audio_s": partial.audio_s,
@@ -302,7 +303,6 @@ impl Teller {
                     ("speech.stopped", json!({"utterance": utterance, "end": end}))
                 }
                 SessionEvent::Committed { utterance, text, words } => {
-                    self.told = 0;
                     let words: Vec<Value> = words.iter().map(word_body).collect();
                     ("transcript.committed", json!({"utterance": utterance, "text": text, "words": words}))
                 }
@@ -310,10 +310,7 @@ impl Teller {
                     let segments: Vec<Value> = segments.iter().map(segment_body).collect();
                     ("transcript.final", json!({"utterance": utterance, "text": text, "segments": segments}))
                 }
-                SessionEvent::Cleared { .. } => {
-                    self.told = 0;
-                    ("audio.cleared", json!({}))
-                }
+                SessionEvent::Cleared { .. } => ("audio.cleared", json!({})),
                 SessionEvent::TurnEnded { .. } | SessionEvent::TurnFinal { .. } => return Vec::new(),
             },
             SessionNews::End(SessionEnd::Done(heard)) => {

@@ -199,8 +199,10 @@ impl Desk {
         if dropped.is_err() {
             tracing::error!(target: fields::ENGINE, "the speech engine panicked again while it was dropped");
         }
-        let encodes = self.asks.encodes.take();
-        for ask in encodes {
+        for ask in self.asks.encodes.take() {
+            let _gone = ask.reply.send(Err(SpeechError::Unloaded));
+        }
+        for ask in self.asks.decodes.take() {
             let _gone = ask.reply.send(Err(SpeechError::Unloaded));
         }
     }

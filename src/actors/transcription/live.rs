@@ -23,6 +23,7 @@ use crate::model::speech::recognise::recognise;
 use crate::model::speech::tokens::SpeechTokens;
 use crate::model::speech::{HOP, SAMPLE_RATE};
 use crate::observe::fields;
+use crate::types::Ticket;
 use crate::types::speech::{
     AudioFaultKind, Segment, SessionEnd, SessionEvent, SpeechFailure, SpeechOptions, Transcription, Word,
 };
@@ -41,10 +42,15 @@ const LEAST_REST_S: f64 = 1.0;
 const LEAST: usize = SAMPLE_RATE as usize / 5;
 
 /// Runs a session to its end, and keeps that for a while.
-pub(super) async fn run(shared: Rc<Shared>, session: SpeechSession, mut stop: watch::Receiver<bool>) {
+pub(super) async fn run(
+    shared: Rc<Shared>,
+    session: SpeechSession,
+    ticket: Ticket,
+    mut stop: watch::Receiver<bool>,
+) {
     let counted = shared.gauges.speech.sessions.hold();
     // Whatever becomes of this task, its clients hear of it.
-    let last_word = LastWord(&session);
+    let last_word = LastWord { shared: &shared, session: &session };
     let end = tokio::select! {
         biased;
         end = session.ended() => end,
@@ -57,28 +63,32 @@ pub(super) async fn run(shared: Rc<Shared>, session: SpeechSession, mut stop: wa
     };
     let is_kept = end != SessionEnd::Cancelled;
     session.end(end);
-    drop((last_word, counted));
+    drop((ticket, counted));
     if is_kept {
         let keep = Duration::from_secs(shared.config.session_keep_s);
         let _deleted = tokio::time::timeout(keep, session.deleted()).await;
     }
-    shared.sessions.borrow_mut().remove(session.id());
+    drop(last_word);
 }
 
-/// Ends a session that was not ended otherwise.
-struct LastWord<'a>(&'a SpeechSession);
+/// Ends a session that was not ended otherwise, and forgets it.
+struct LastWord<'a> {
+    shared: &'a Shared,
+    session: &'a SpeechSession,
+}
 
 impl Drop for LastWord<'_> {
     fn drop(&mut self) {
         let message = "the session broke off inside the server".into();
-        self.0.end(SessionEnd::Failed(SpeechFailure::Internal { message }));
+        self.session.end(SessionEnd::Failed(SpeechFailure::Internal { message }));
+        self.shared.sessions.remove(self.session.id());
     }
 }
 
-/// Finishes a session that nobody feeds; never ends.
+/// Finishes a session that nobody feeds, or that has lasted for as long as one may; never ends.
 async fn finish_when_idle(session: &SpeechSession) {
     loop {
-        let left = session.idle_left();
+        let left = session.time_left();
         if left.is_zero() {
             session.finish();
             return std::future::pending().await;
@@ -104,6 +114,8 @@ struct Utterance {
 enum Job {
     Utterance(Rc<Utterance>),
     TurnEnd(usize),
+    /// What was written down of this turn goes.
+    Clear(usize),
 }
 
 /// What the two futures share.
@@ -123,7 +135,7 @@ impl Floor {
     fn processed(&self) -> usize {
         let first = self.jobs.borrow().iter().find_map(|job| match job {
             Job::Utterance(utterance) => Some(utterance.start),
-            Job::TurnEnd(_) => None,
+            Job::TurnEnd(_) | Job::Clear(_) => None,
         });
         first.unwrap_or(self.heard.get())
     }
@@ -148,7 +160,8 @@ async fn hear(shared: &Rc<Shared>, session: &SpeechSession) -> Result<Transcript
     let writer = async {
         let tokens = shared.load().await?;
         tokens.check(&session.options())?;
-        Writer { shared, session, floor: &floor, tokens, told: String::new(), out: Transcription::default() }
+        let (told, out) = (String::new(), Transcription::default());
+        Writer { shared, session, floor: &floor, tokens, told, of_turn: (0, 0), warning: None, out }
             .run()
             .await
     };
@@ -214,6 +227,7 @@ async fn collect(mut heard: mpsc::Receiver<Heard>, session: &SpeechSession, floo
                     }
                     _ => true,
                 });
+                floor.jobs.borrow_mut().push_back(Job::Clear(turn));
                 session.event(SessionEvent::Cleared { turn });
                 turn += 1;
             }
@@ -249,6 +263,10 @@ struct Writer<'a> {
     tokens: Arc<SpeechTokens>,
     /// The end of what was said before.
     told: String,
+    /// The latest turn with something written down, and its first segment.
+    of_turn: (usize, usize),
+    /// Why an utterance is missing.
+    warning: Option<String>,
     out: Transcription,
 }
 
@@ -256,21 +274,29 @@ impl Writer<'_> {
     async fn run(mut self) -> Result<Transcription, SpeechFailure> {
         loop {
             let next = match self.floor.jobs.borrow().front() {
-                Some(Job::Utterance(utterance)) => Some(Ok(Rc::clone(utterance))),
-                Some(Job::TurnEnd(turn)) => Some(Err(*turn)),
+                Some(Job::Utterance(utterance)) => Some(Job::Utterance(Rc::clone(utterance))),
+                Some(Job::TurnEnd(turn)) => Some(Job::TurnEnd(*turn)),
+                Some(Job::Clear(turn)) => Some(Job::Clear(*turn)),
                 None => None,
             };
             match next {
-                Some(Ok(utterance)) => self.utterance(&utterance).await?,
-                Some(Err(turn)) => {
+                Some(Job::Utterance(utterance)) => self.utterance(&utterance).await?,
+                Some(Job::TurnEnd(turn)) => {
                     self.floor.jobs.borrow_mut().pop_front();
                     self.session.event(SessionEvent::TurnFinal { turn });
+                }
+                Some(Job::Clear(turn)) => {
+                    self.floor.jobs.borrow_mut().pop_front();
+                    if self.of_turn.0 == turn {
+                        self.out.segments.truncate(self.of_turn.1);
+                        self.told.clear();
+                    }
                 }
                 None => {
                     let over = self.floor.over.borrow().clone();
                     match over {
                         Some(over) => {
-                            self.out.warning = over?;
+                            self.out.warning = over?.or(self.warning);
                             self.out.duration = self.floor.heard.get() as f64 / f64::from(SAMPLE_RATE);
                             return Ok(self.out);
                         }
@@ -300,7 +326,14 @@ impl Writer<'_> {
         let heard = tokio::select! {
             biased;
             () = dropped(utterance) => return Ok(()),
-            heard = self.whole(&samples) => heard?,
+            heard = self.whole(&samples) => match heard {
+                // What was said before and will be said is not given up for one that cannot be recognised.
+                Err(SpeechFailure::Internal { message }) => {
+                    self.warning = Some(message);
+                    Transcription::default()
+                }
+                heard => heard?,
+            },
         };
         // From here on nothing waits: an utterance is written down as a whole or not at all.
         if partials {
@@ -404,13 +437,12 @@ impl Writer<'_> {
             [] => final_text.clone(),
             words => text(words),
         };
-        let audio_s = offset + utterance.samples.borrow().len() as f64 / f64::from(SAMPLE_RATE);
-        self.session.text(utterance.number, &committed, "", audio_s);
-        self.session.event(SessionEvent::Committed {
+        let event = SessionEvent::Committed {
             utterance: utterance.number,
             text: committed.trim().to_owned(),
             words: said.committed().iter().map(shifted).collect(),
-        });
+        };
+        self.session.conclude(utterance.number, &committed, event);
         // A text that was hard to find, or that repeats itself, is not told to the next utterance.
         let is_sound = |segment: &Segment| {
             segment.temperature <= 0.5
@@ -422,9 +454,14 @@ impl Writer<'_> {
         } else {
             self.told.clear();
         }
-        self.out.language = self.out.language.or(heard.language);
-        self.out.language_probability = self.out.language_probability.max(heard.language_probability);
+        if self.out.language.is_none() {
+            self.out.language = heard.language;
+            self.out.language_probability = heard.language_probability;
+        }
         let first = self.out.segments.len();
+        if self.of_turn.0 != utterance.turn || first == 0 {
+            self.of_turn = (utterance.turn, first);
+        }
         let keeps_words = self.session.options().words;
         let placed = heard.segments.into_iter().enumerate().map(|(index, mut segment)| {
             segment.id = first + index;

@@ -6,7 +6,6 @@
 //! the next piece. Without work for a while the weights are given back.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,8 +16,7 @@ use tokio::sync::{Mutex, Semaphore, mpsc, oneshot, watch};
 
 use crate::actors::gateway::draw;
 use crate::actors::messages::{
-    Drain, Drained, FindSession, OpenSession, SpeechStatistics, SpeechStatus, Transcribe, TranscriptStream,
-    UnloadSpeech,
+    Drain, Drained, OpenSession, SpeechStatistics, SpeechStatus, Transcribe, TranscriptStream, UnloadSpeech,
 };
 use crate::actors::turns::ComputeTurns;
 use crate::config::SpeechConfig;
@@ -29,7 +27,7 @@ use crate::model::speech::recognise::{Progress, recognise};
 use crate::model::speech::source::SpeechSource;
 use crate::model::speech::tokens::SpeechTokens;
 use crate::observe::{Gauges, fields};
-use crate::types::speech::{SessionEnd, SpeechEvent, SpeechFailure, SpeechOptions, Transcription};
+use crate::types::speech::{SpeechEvent, SpeechFailure, SpeechOptions, Transcription};
 use crate::types::{Clock, LiveCount, Refusal, Ticket, TicketOffice};
 
 mod desk;
@@ -37,6 +35,7 @@ mod live;
 mod session;
 
 use desk::Desk;
+pub(crate) use session::Sessions;
 pub use session::{SessionReader, SpeechSession};
 
 /// What a refused client is told to wait.
@@ -44,6 +43,8 @@ const RETRY: Duration = Duration::from_secs(2);
 /// After a load that failed, the next one is tried no sooner.
 const LOAD_PAUSE: Duration = Duration::from_secs(5);
 
+/// Sessions that are open or kept, for each that may be open.
+const KEPT_SESSIONS: usize = 4;
 /// Names that clients send without knowing what runs here.
 const OPENAI_NAMES: [&str; 5] = ["", "default", "whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe"];
 
@@ -54,6 +55,8 @@ pub(crate) struct SpeechParts {
     pub(crate) live: LiveCount,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) gauges: Arc<Gauges>,
+    /// Read by everybody who has an id.
+    pub(crate) sessions: Sessions,
 }
 
 /// What the tasks share.
@@ -72,7 +75,7 @@ struct Shared {
     /// Utterances that are recognised at a time, of all sessions.
     steps: Semaphore,
     /// Those that are open, and those that ended lately.
-    sessions: RefCell<HashMap<String, SpeechSession>>,
+    sessions: Sessions,
     /// Requests that need the model now.
     users: Cell<usize>,
     /// Grows with every use: a timer that finds another number has been overtaken.
@@ -84,6 +87,7 @@ struct Shared {
 pub(crate) struct TranscriptionService {
     shared: Option<Rc<Shared>>,
     places: TicketOffice,
+    session_places: TicketOffice,
     stop: watch::Sender<bool>,
 }
 
@@ -91,9 +95,11 @@ impl TranscriptionService {
     /// With a model, or without.
     pub(crate) fn new(parts: Option<SpeechParts>, turns: &ComputeTurns) -> Self {
         let stop = watch::Sender::new(false);
-        let Some(SpeechParts { source, config, live, clock, gauges }) = parts else {
-            return Self { shared: None, places: TicketOffice::new(0, LiveCount::default()), stop };
+        let Some(SpeechParts { source, config, live, clock, gauges, sessions }) = parts else {
+            let none = || TicketOffice::new(0, LiveCount::default());
+            return Self { shared: None, places: none(), session_places: none(), stop };
         };
+        let session_places = TicketOffice::new(config.max_sessions, live.clone());
         let places = TicketOffice::new(config.max_running + config.max_queue, live);
         let desk = Desk::new(Arc::clone(&gauges));
         let lane = turns.lane(config.weight);
@@ -102,7 +108,7 @@ impl TranscriptionService {
         let shared = Rc::new(Shared {
             running: Semaphore::new(config.max_running),
             steps: Semaphore::new(config.max_running),
-            sessions: RefCell::default(),
+            sessions,
             source,
             config,
             clock,
@@ -125,7 +131,7 @@ impl TranscriptionService {
                 drop(user);
             });
         }
-        Self { shared: Some(shared), places, stop }
+        Self { shared: Some(shared), places, session_places, stop }
     }
 }
 
@@ -167,30 +173,16 @@ impl Handler<OpenSession> for TranscriptionService {
         }
         let model = shared.named(message.spec.model.clone())?.to_owned();
         let limit = shared.config.max_sessions;
-        if shared.open_sessions() >= limit {
-            return Err(Refusal::SessionLimit { limit, retry_after: RETRY });
-        }
         let (number, _) = draw()?;
+        let ticket = self.session_places.try_take(number, shared.clock.now());
+        let ticket = ticket.ok_or(Refusal::SessionLimit { limit, retry_after: RETRY })?;
+        shared.forget_the_oldest();
         let id = format!("sess_{number}");
         let clock = Arc::clone(&shared.clock);
         let session = SpeechSession::new(id.clone(), model, message.spec, &shared.config, clock);
-        shared.sessions.borrow_mut().insert(id, session.clone());
-        actix::spawn(live::run(Rc::clone(shared), session.clone(), self.stop.subscribe()));
+        shared.sessions.insert(id, session.clone());
+        actix::spawn(live::run(Rc::clone(shared), session.clone(), ticket, self.stop.subscribe()));
         Ok(session)
-    }
-}
-
-impl Handler<FindSession> for TranscriptionService {
-    type Result = MessageResult<FindSession>;
-
-    fn handle(&mut self, message: FindSession, _: &mut Self::Context) -> Self::Result {
-        let found =
-            self.shared.as_ref().and_then(|shared| shared.sessions.borrow().get(&message.id).cloned());
-        // One that was given up is only waiting for its task to notice.
-        let is_there = |session: &SpeechSession| {
-            !session.is_deleted() && session.end_now() != Some(SessionEnd::Cancelled)
-        };
-        MessageResult(found.filter(is_there))
     }
 }
 
@@ -198,7 +190,7 @@ impl Handler<SpeechStatistics> for TranscriptionService {
     type Result = MessageResult<SpeechStatistics>;
 
     fn handle(&mut self, _: SpeechStatistics, _: &mut Self::Context) -> Self::Result {
-        MessageResult(self.shared.as_ref().map(|shared| shared.report(&self.places)))
+        MessageResult(self.shared.as_ref().map(|shared| shared.report(&self.places, &self.session_places)))
     }
 }
 
@@ -260,8 +252,17 @@ impl Shared {
         }
     }
 
-    fn open_sessions(&self) -> usize {
-        self.sessions.borrow().values().filter(|session| session.end_now().is_none()).count()
+    /// Keeps the number of sessions that ended and can still be fetched within bounds.
+    fn forget_the_oldest(&self) {
+        if self.sessions.len() < KEPT_SESSIONS * self.config.max_sessions {
+            return;
+        }
+        let ended = self.sessions.iter().filter(|session| session.end_now().is_some());
+        let oldest = ended.min_by_key(|session| session.created()).map(|session| session.value().clone());
+        if let Some(session) = oldest {
+            session.delete();
+            self.sessions.remove(session.id());
+        }
     }
 
     /// The tokens of the loaded model; loads it where it is not.
@@ -325,12 +326,12 @@ impl Shared {
         was_there
     }
 
-    fn report(&self, places: &TicketOffice) -> SpeechStatus {
+    fn report(&self, places: &TicketOffice, session_places: &TicketOffice) -> SpeechStatus {
         let mut status = self.status.borrow().clone();
         let out = places.capacity() - places.available();
         status.running = (self.config.max_running - self.running.available_permits()) as u64;
         status.queued = (out as u64).saturating_sub(status.running);
-        status.sessions = self.open_sessions() as u64;
+        status.sessions = (session_places.capacity() - session_places.available()) as u64;
         status.is_resident = self.desk.engine().is_loaded();
         let bytes = self.desk.engine().with(|engine| Ok((engine.weight_bytes(), engine.state_bytes())));
         (status.weight_bytes, status.state_bytes) = bytes.unwrap_or_default();

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use dashmap::DashMap;
 use tokio::sync::watch;
 
 use crate::config::SpeechConfig;
@@ -19,10 +20,17 @@ use crate::types::speech::{
     SessionStatus, SpeechOptions,
 };
 
+/// Bytes of a file that a mark needs: about a tenth of a second.
+const LEAST_OF_FILE: u64 = 256;
 /// Bytes of a file that may wait.
 const WAITING_FILE: usize = 8 << 20;
+/// Bytes of raw audio that may wait.
+const WAITING_PCM: usize = 32 << 20;
 /// Seconds of raw audio that may wait.
 const WAITING_SECONDS: usize = 30;
+
+/// Those that are open, and those that ended lately, by their ids.
+pub(crate) type Sessions = Arc<DashMap<String, SpeechSession>>;
 
 /// See the module. Clones are the same session; dropping them all ends nothing.
 #[derive(Clone)]
@@ -54,16 +62,20 @@ struct Board {
     partial: Option<Partial>,
     /// Of all utterances.
     committed: String,
-    /// Bytes of it that are the present utterance's.
-    of_utterance: usize,
+    /// The latest utterance that has some of it, and how many bytes.
+    of_utterance: (usize, usize),
     /// Its length after each revision that made it grow.
     growth: Vec<(u64, usize)>,
     next_seq: u64,
     received_bytes: u64,
+    /// As many, when a mark was taken last.
+    marked_bytes: u64,
     heard_s: f64,
     processed_s: f64,
     /// When the client was heard of last.
     touched: Duration,
+    /// When it began.
+    begun: Duration,
     is_too_long: bool,
     /// Nobody is to find it any more.
     is_deleted: bool,
@@ -85,18 +97,22 @@ impl SpeechSession {
         clock: Arc<dyn Clock>,
     ) -> Self {
         let waiting = match spec.input {
-            LiveInput::Pcm(format) => WAITING_SECONDS * format.bytes_per_second(),
+            LiveInput::Pcm(format) => (WAITING_SECONDS * format.bytes_per_second()).min(WAITING_PCM),
             LiveInput::Container => WAITING_FILE,
         };
         let seconds =
             |own: Option<Duration>, most: u64| own.unwrap_or(Duration::MAX).min(Duration::from_secs(most));
-        let board = Board { options: spec.options.clone(), touched: clock.now(), ..Board::default() };
+        let board = Board {
+            options: spec.options.clone(),
+            touched: clock.now(),
+            begun: clock.now(),
+            ..Board::default()
+        };
         Self {
             inner: Arc::new(Inner {
                 id,
                 model,
                 max_duration: seconds(spec.max_duration, config.session_max_s),
-                // A client that holds a connection may ask for more than the default.
                 idle: spec.idle.unwrap_or(Duration::from_secs(config.session_idle_s)),
                 spec,
                 created: clock.wall(),
@@ -149,10 +165,11 @@ impl SpeechSession {
     /// See [`AppendError`].
     pub fn append(&self, seq: Option<u64>, bytes: Bytes) -> Result<bool, AppendError> {
         let mut board = self.lock();
-        board.check_open()?;
-        if seq.is_some_and(|seq| seq < board.next_seq) {
+        board.touched = self.inner.clock.now();
+        if bytes.is_empty() || seq.is_some_and(|seq| seq < board.next_seq) {
             return Ok(false);
         }
+        board.check_open()?;
         if seq.is_some_and(|seq| seq > board.next_seq) {
             return Err(AppendError::OutOfOrder { expected: board.next_seq });
         }
@@ -160,7 +177,6 @@ impl SpeechSession {
         self.inner.inlet.push(bytes).map_err(|error| board.not_taken(error))?;
         board.next_seq += 1;
         board.received_bytes += count;
-        board.touched = self.inner.clock.now();
         Ok(true)
     }
 
@@ -172,28 +188,38 @@ impl SpeechSession {
         self.inner.inlet.room(size).await;
     }
 
-    /// Ends the turn here, whatever was said.
+    /// Ends the turn here, whatever was said: whether there was audio since the last mark. Without a
+    /// tenth of a second of it there is nothing to end.
     ///
     /// # Errors
     /// See [`AppendError`].
-    pub fn commit(&self) -> Result<(), AppendError> {
+    pub fn commit(&self) -> Result<bool, AppendError> {
         self.mark(Mark::Commit)
     }
 
-    /// Forgets what was said in this turn.
+    /// Forgets what was said in this turn; committed text stays told. Else as [`Self::commit`].
     ///
     /// # Errors
     /// See [`AppendError`].
-    pub fn clear(&self) -> Result<(), AppendError> {
+    pub fn clear(&self) -> Result<bool, AppendError> {
         self.mark(Mark::Clear)
     }
 
-    fn mark(&self, mark: Mark) -> Result<(), AppendError> {
+    fn mark(&self, mark: Mark) -> Result<bool, AppendError> {
         let mut board = self.lock();
-        board.check_open()?;
-        self.inner.inlet.mark(mark).map_err(|error| board.not_taken(error))?;
         board.touched = self.inner.clock.now();
-        Ok(())
+        board.check_open()?;
+        let least = match self.inner.spec.input {
+            LiveInput::Pcm(format) => format.bytes_per_second() as u64 / 10,
+            LiveInput::Container => LEAST_OF_FILE,
+        };
+        // What is marked costs memory and work: no more marks than audio.
+        if board.received_bytes < board.marked_bytes + least {
+            return Ok(false);
+        }
+        self.inner.inlet.mark(mark).map_err(|error| board.not_taken(error))?;
+        board.marked_bytes = board.received_bytes;
+        Ok(true)
     }
 
     /// From the next utterance on, these options hold, but for `vad`.
@@ -229,6 +255,11 @@ impl SpeechSession {
         self.changed(board);
     }
 
+    /// Where it is in its life.
+    pub fn status(&self) -> SessionStatus {
+        self.lock().status
+    }
+
     /// How it is, and what was committed after `since`, a revision.
     pub fn state(&self, since: u64) -> SessionState {
         let board = self.lock();
@@ -255,7 +286,8 @@ impl SpeechSession {
     pub async fn changed_since(&self, since: u64) {
         let mut changes = self.inner.changes.subscribe();
         // The sender lives as long as this does.
-        let _alive = changes.wait_for(|revision| *revision > since || self.lock().end.is_some()).await;
+        let is_new = |board: &Board| board.revision > since || board.end.is_some();
+        let _alive = changes.wait_for(|_| is_new(&self.lock())).await;
     }
 
     /// Waits for the end.
@@ -313,13 +345,19 @@ impl SpeechSession {
     pub(super) fn event(&self, event: SessionEvent) {
         let mut board = self.lock();
         let revision = board.revision + 1;
-        match &event {
-            SessionEvent::Committed { .. } | SessionEvent::Cleared { .. } => {
-                board.partial = None;
-                board.of_utterance = 0;
-            }
-            _ => {}
+        if matches!(event, SessionEvent::Cleared { .. }) {
+            board.partial = None;
         }
+        board.log.push((revision, Arc::new(event)));
+        self.changed(board);
+    }
+
+    /// An utterance's committed text has grown to its end, as the event says.
+    pub(super) fn conclude(&self, utterance: usize, committed: &str, event: SessionEvent) {
+        let mut board = self.lock();
+        board.grow(utterance, committed);
+        board.partial = None;
+        let revision = board.revision + 1;
         board.log.push((revision, Arc::new(event)));
         self.changed(board);
     }
@@ -327,22 +365,15 @@ impl SpeechSession {
     /// The present utterance's text as it is now; committed text only grows.
     pub(super) fn text(&self, utterance: usize, committed: &str, tentative: &str, audio_s: f64) {
         let mut board = self.lock();
+        board.grow(utterance, committed);
         let revision = board.revision + 1;
-        let new = committed.get(board.of_utterance..).unwrap_or_default();
-        if !new.is_empty() {
-            let new = if board.committed.is_empty() { new.trim_start() } else { new };
-            board.committed.push_str(new);
-            board.of_utterance = committed.len();
-            let length = board.committed.len();
-            board.growth.push((revision, length));
-        }
         let plain = |text: &str| text.trim().to_owned();
         let (committed, tentative) = (plain(committed), plain(tentative));
         board.partial = Some(Partial { revision, utterance, committed, tentative, audio_s });
         self.changed(board);
     }
 
-    pub(super) fn is_deleted(&self) -> bool {
+    pub(crate) fn is_deleted(&self) -> bool {
         self.lock().is_deleted
     }
 
@@ -382,14 +413,35 @@ impl SpeechSession {
         self.changed(board);
     }
 
-    /// How long until it has been idle for too long; zero where it has.
-    pub(super) fn idle_left(&self) -> Duration {
-        let idle = self.inner.clock.now().saturating_sub(self.lock().touched);
-        self.inner.idle.saturating_sub(idle)
+    /// How long until it has been idle, or there, for too long; zero where it has. While audio waits to be
+    /// heard its client is not idle, however long that takes.
+    pub(super) fn time_left(&self) -> Duration {
+        let now = self.inner.clock.now();
+        let board = self.lock();
+        let idle = match self.inner.inlet.is_empty() {
+            true => now.saturating_sub(board.touched),
+            false => Duration::ZERO,
+        };
+        let life = self.inner.max_duration.saturating_add(self.inner.idle);
+        self.inner.idle.saturating_sub(idle).min(life.saturating_sub(now.saturating_sub(board.begun)))
     }
 }
 
 impl Board {
+    /// Takes an utterance's committed text in, which begins with what was taken of it before.
+    fn grow(&mut self, utterance: usize, committed: &str) {
+        if self.of_utterance.0 != utterance {
+            self.of_utterance = (utterance, 0);
+        }
+        let new = committed.get(self.of_utterance.1..).unwrap_or_default();
+        if new.is_empty() {
+            return;
+        }
+        self.committed.push_str(if self.committed.is_empty() { new.trim_start() } else { new });
+        self.of_utterance.1 = committed.len();
+        self.growth.push((self.revision + 1, self.committed.len()));
+    }
+
     fn check_open(&self) -> Result<(), AppendError> {
         match self.status {
             SessionStatus::Open => Ok(()),

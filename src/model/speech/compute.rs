@@ -3,7 +3,7 @@
 //! Recognising is written as futures over [`Compute`]. The service's implementation queues the asks of
 //! all recordings and sessions and computes them together, in turns with chat; [`Direct`] computes at once.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::types::speech::AudioFault;
@@ -28,12 +28,12 @@ pub enum SpeechError {
 
 /// An engine that several futures of one thread use, while it is there.
 #[derive(Clone, Default)]
-pub struct EngineCell(Rc<RefCell<Option<Box<dyn SpeechEngine>>>>);
+pub struct EngineCell(Rc<RefCell<Option<Box<dyn SpeechEngine>>>>, Rc<Cell<u64>>);
 
 impl EngineCell {
     /// With an engine.
     pub fn new(engine: Box<dyn SpeechEngine>) -> Self {
-        Self(Rc::new(RefCell::new(Some(engine))))
+        Self(Rc::new(RefCell::new(Some(engine))), Rc::default())
     }
 
     /// Calls `act` with the engine.
@@ -51,7 +51,19 @@ impl EngineCell {
 
     /// Takes an engine in, or out.
     pub fn replace(&self, engine: Option<Box<dyn SpeechEngine>>) -> Option<Box<dyn SpeechEngine>> {
+        self.1.set(self.1.get() + 1);
         std::mem::replace(&mut *self.0.borrow_mut(), engine)
+    }
+
+    /// The same for what an engine of this life gave: ids mean nothing to the next one.
+    fn with_its_own(&self, life: u64, act: impl FnOnce(&mut dyn SpeechEngine)) {
+        if self.1.get() == life {
+            // A model that is gone has forgotten it already.
+            let _gone = self.with(|engine| {
+                act(engine);
+                Ok(())
+            });
+        }
     }
 
     /// Whether there is an engine.
@@ -65,7 +77,7 @@ impl EngineCell {
     /// See [`SpeechEngine::begin`].
     pub fn begin(&self, mel: Vec<f32>) -> Result<Window, SpeechError> {
         let id = self.with(|engine| engine.begin(mel))?;
-        Ok(Rc::new(WindowHandle { id, cell: self.clone() }))
+        Ok(Rc::new(WindowHandle { id, life: self.1.get(), cell: self.clone() }))
     }
 
     /// A decoder sequence, empty or forked.
@@ -75,7 +87,7 @@ impl EngineCell {
     pub fn open(&self, from: Option<(&Sequence, u32)>) -> Result<Sequence, SpeechError> {
         let from = from.map(|(sequence, at)| (sequence.id, at));
         let id = self.with(|engine| engine.open(from))?;
-        Ok(Rc::new(SequenceHandle { id, cell: self.clone() }))
+        Ok(Rc::new(SequenceHandle { id, life: self.1.get(), cell: self.clone() }))
     }
 }
 
@@ -83,6 +95,7 @@ impl EngineCell {
 pub struct WindowHandle {
     /// Of the engine.
     pub id: WindowId,
+    life: u64,
     cell: EngineCell,
 }
 
@@ -91,11 +104,7 @@ pub type Window = Rc<WindowHandle>;
 
 impl Drop for WindowHandle {
     fn drop(&mut self) {
-        // A model that is gone has forgotten it already.
-        let _gone = self.cell.with(|engine| {
-            engine.forget(self.id);
-            Ok(())
-        });
+        self.cell.with_its_own(self.life, |engine| engine.forget(self.id));
     }
 }
 
@@ -103,6 +112,7 @@ impl Drop for WindowHandle {
 pub struct SequenceHandle {
     /// Of the engine.
     pub id: SequenceId,
+    life: u64,
     cell: EngineCell,
 }
 
@@ -111,11 +121,7 @@ pub type Sequence = Rc<SequenceHandle>;
 
 impl Drop for SequenceHandle {
     fn drop(&mut self) {
-        // A model that is gone has closed it already.
-        let _gone = self.cell.with(|engine| {
-            engine.close(self.id);
-            Ok(())
-        });
+        self.cell.with_its_own(self.life, |engine| engine.close(self.id));
     }
 }
 
@@ -140,6 +146,10 @@ pub struct AskedRow {
 /// # Errors
 /// See [`SpeechEngine::decode`].
 pub fn decode_now(cell: &EngineCell, rows: &[AskedRow]) -> Result<Vec<SpeechOut>, SpeechError> {
+    let life = cell.1.get();
+    if rows.iter().any(|row| row.window.life != life || row.sequence.life != life) {
+        return Err(SpeechError::Unloaded);
+    }
     let tokens: Vec<Vec<TokenId>> =
         rows.iter().map(|row| row.tokens.iter().map(|id| TokenId(*id)).collect()).collect();
     let asked = rows.iter().zip(&tokens).map(|(row, tokens)| SpeechRow {

@@ -99,6 +99,9 @@ pub async fn recognise<C: Compute>(
     let frames = Frames { feed, mels, loudest: survey.loudest, kept: Vec::new(), first: 0 };
     let given = options.language.filter(|code| tokens.language(code).is_some());
     let given = if tokens.is_multilingual() { given } else { Some("en") };
+    let words = options.hotwords.trim();
+    let mut hotwords = if words.is_empty() { Vec::new() } else { tokens.encode(words) };
+    hotwords.truncate(PREVIOUS);
     let run = Run {
         compute,
         tokens,
@@ -112,6 +115,7 @@ pub async fn recognise<C: Compute>(
         },
         survey,
         frames,
+        hotwords,
         history: if options.prompt.trim().is_empty() { Vec::new() } else { tokens.encode(&options.prompt) },
         last_end: 0.0,
     };
@@ -144,6 +148,8 @@ struct Run<'a, C: Compute> {
     options: &'a SpeechOptions,
     survey: Survey,
     frames: Frames,
+    /// What every window is told.
+    hotwords: Vec<u32>,
     /// What the next window is told.
     history: Vec<u32>,
     /// End of the latest speech among the frames, in seconds.
@@ -183,9 +189,7 @@ impl<C: Compute> Run<'_, C> {
 
     /// What a window is told of before: hotwords' beginning, then the end of what was said.
     fn previous(&self) -> Vec<u32> {
-        let hotwords = self.options.hotwords.trim();
-        let mut told = if hotwords.is_empty() { Vec::new() } else { self.tokens.encode(hotwords) };
-        told.truncate(PREVIOUS);
+        let mut told = self.hotwords.clone();
         let room = PREVIOUS - told.len();
         told.extend_from_slice(&self.history[self.history.len().saturating_sub(room)..]);
         if !told.is_empty() {
