@@ -113,11 +113,8 @@ impl Ear {
     fn edge(&mut self, edge: Option<Edge>, out: &mut Vec<Heard>) {
         match edge {
             None => {}
-            Some(Edge::TurnEnd) => {
-                if !self.manual_turns {
-                    out.push(Heard::TurnEnded);
-                }
-            }
+            Some(Edge::TurnEnd) if self.manual_turns => {}
+            Some(Edge::TurnEnd) => out.push(Heard::TurnEnded),
             Some(Edge::Start(at)) => {
                 let from = at.saturating_sub(self.cutter.pad()).max(self.spoken).max(self.base);
                 self.told = Some(from);
