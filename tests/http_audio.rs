@@ -221,6 +221,12 @@ fn a_stream_ends_with_one_done_whose_text_is_that_of_its_deltas() {
     assert_eq!(done["type"], "transcript.text.done");
     let joined: String = deltas.iter().map(|event| event["delta"].as_str().unwrap()).collect();
     assert_eq!(joined.trim(), done["text"].as_str().unwrap());
+    let mut heard = 0.0;
+    for event in deltas {
+        let (start, end) = (event["start"].as_f64().unwrap(), event["end"].as_f64().unwrap());
+        assert!(start >= heard && end >= start && end <= 60.0, "{event}");
+        heard = start;
+    }
 }
 
 #[test]

@@ -317,7 +317,14 @@ fn the_page_is_served_with_a_strict_policy() {
     let policy = page.header("content-security-policy").unwrap();
     assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
     assert_eq!(page.header("x-content-type-options"), Some("nosniff"));
-    for (path, media_type) in [("/page/app.js", "text/javascript"), ("/page/style.css", "text/css")] {
+    assert!(policy.ends_with(&format!("connect-src 'self' ws://{0} wss://{0}", server.address)), "{policy}");
+    assert!(page.header("permissions-policy").unwrap().contains("microphone=(self)"));
+    for (path, media_type) in [
+        ("/page/app.js", "text/javascript"),
+        ("/page/base.js", "text/javascript"),
+        ("/page/dictate.js", "text/javascript"),
+        ("/page/style.css", "text/css"),
+    ] {
         let asset = server.get(path);
         assert_eq!(asset.status, 200, "{path}");
         assert!(asset.header("content-type").unwrap().starts_with(media_type));

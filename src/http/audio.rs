@@ -286,7 +286,11 @@ impl Out {
                 // What was sent is never taken back: deltas join to the text at the end.
                 let delta = if self.text.is_empty() { segment.text.trim_start() } else { &segment.text };
                 self.text.push_str(delta);
-                named("transcript.text.delta", &json!({"type": "transcript.text.delta", "delta": delta}))
+                // Where it is heard is ours: OpenAI's clients pass it over.
+                let (start, end) = (segment.start, segment.end);
+                let body =
+                    json!({"type": "transcript.text.delta", "delta": delta, "start": start, "end": end});
+                named("transcript.text.delta", &body)
             }
             Some(SpeechEvent::Done(heard)) => {
                 self.over = true;

@@ -130,6 +130,12 @@ pub fn configure(
                 || web::get().to(page::script),
                 || web::head().to(page::script),
             ))
+            .service(only_get("/page/base.js", || web::get().to(page::base), || web::head().to(page::base)))
+            .service(only_get(
+                "/page/dictate.js",
+                || web::get().to(page::dictate),
+                || web::head().to(page::dictate),
+            ))
             .service(only_get(
                 "/page/style.css",
                 || web::get().to(page::style),

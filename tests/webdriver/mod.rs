@@ -1,15 +1,17 @@
 //! A browser for tests: child processes that announce their address, a minimal HTTP/1.1 client, and
-//! as much of the WebDriver protocol as the page's test needs.
+//! as much of the WebDriver protocol as the page's tests need.
 //!
 //! Not a general client: one session, no redirects, bodies as text; whatever fails, panics.
 //! Invariant: dropping a value ends what it started and removes the files that it made.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![allow(dead_code, reason = "every test binary uses a part of this")]
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +20,27 @@ use serde_json::{Value, json};
 /// How long anything that involves the model may take, on a slow and busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-pub fn program(names: &[&str]) -> Option<PathBuf> {
+/// Chromium's driver and Chromium, where both are installed. Else says so, loudly; with
+/// `GREENROOM_REQUIRE_BROWSER` set it fails.
+pub fn chromium(what: &str) -> Option<(PathBuf, PathBuf)> {
+    let driver = program(&["chromedriver"]);
+    let found = driver.zip(program(&["chromium", "chromium-browser", "google-chrome"]));
+    if found.is_none() {
+        let why = "chromium is not installed (Debian: apt-get install chromium chromium-driver)";
+        assert!(
+            std::env::var_os("GREENROOM_REQUIRE_BROWSER").is_none(),
+            "the browser test cannot run: {why}"
+        );
+        // Not `eprintln!`: the harness captures that of a test which passes.
+        let _ = writeln!(
+            std::io::stderr(),
+            "\n*** SKIPPED: {why}. The {what} was NOT tested in a browser. ***\n"
+        );
+    }
+    found
+}
+
+fn program(names: &[&str]) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders: Vec<PathBuf> = std::env::split_paths(&path).chain([PathBuf::from("/usr/bin")]).collect();
     names
@@ -139,21 +161,38 @@ pub struct Browser {
 
 impl Browser {
     pub fn open(driver: &Path, chromium: &Path) -> Self {
-        let profile =
-            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("browser-profile-{}", std::process::id()));
+        Self::open_with(driver, chromium, &[])
+    }
+
+    /// With more arguments for Chromium.
+    pub fn open_with(driver: &Path, chromium: &Path, more: &[String]) -> Self {
+        static OPENED: AtomicUsize = AtomicUsize::new(0);
+        let number = OPENED.fetch_add(1, Ordering::Relaxed);
+        let profile = Path::new(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("browser-profile-{}-{number}", std::process::id()));
         let _ = std::fs::remove_dir_all(&profile);
         std::fs::create_dir_all(&profile).unwrap();
         let driver = Process::start(Command::new(driver).arg("--port=0"), "successfully on port ");
         let mut browser = Self { session: String::new(), profile, driver };
+        let profile = format!("--user-data-dir={}", browser.profile.display());
+        let mut arguments: Vec<&str> = vec![
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--disable-dev-shm-usage",
+            "--window-size=1200,900",
+            &profile,
+        ];
+        arguments.extend(more.iter().map(String::as_str));
         let capabilities = json!({ "capabilities": { "alwaysMatch": {
             "browserName": "chrome",
             "goog:loggingPrefs": { "browser": "ALL" },
-            "goog:chromeOptions": { "binary": chromium, "args": [
-                "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-                "--disable-background-networking", "--disable-component-update", "--disable-sync",
-                "--disable-dev-shm-usage", "--window-size=1200,900",
-                format!("--user-data-dir={}", browser.profile.display()),
-            ] },
+            "goog:chromeOptions": { "binary": chromium, "args": arguments },
         } } });
         let opened = browser.call("POST", "/session", &capabilities).unwrap();
         browser.session = format!("/session/{}", opened["sessionId"].as_str().unwrap());

@@ -1,141 +1,14 @@
-// The chat page's behaviour: an ES module without dependencies.
+// The chat page's behaviour: ES modules without dependencies. This one is the chat and the page around it.
 //
-// Sections: storage, event stream, API, Markdown, messages, turns, settings, health, start.
-// Invariants: text from a model or from the server reaches the document only through text nodes
-// and `textContent`, never as HTML; every address is relative to the page, so the page works under
-// any prefix; at most one answer streams at a time.
+// Sections: completion, Markdown, messages, turns, settings, health, tabs, start.
+// Invariants: those of base.js; at most one answer streams at a time.
 
-const $ = (id) => document.getElementById(id);
+import {
+  $, EventStream, Failure, address, announce, copyText, el, failureBox, failureOf, failureOfResponse, icon, iconButton, lasting, recordOf, session,
+} from "./base.js";
+import { escapeDictation, focusDictation, showSpeech, startDictation } from "./dictate.js";
 
-/** Makes an element. Strings among `children` become text nodes; nothing is parsed. */
-function el(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name === "onclick") node.addEventListener("click", value);
-    else if (value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
-  }
-  node.append(...children);
-  return node;
-}
-
-function icon(name) {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  const use = document.createElementNS("http://www.w3.org/2000/svg", "use");
-  use.setAttribute("href", `#i-${name}`);
-  svg.setAttribute("class", "icon");
-  svg.setAttribute("aria-hidden", "true");
-  svg.append(use);
-  return svg;
-}
-
-function iconButton(className, name, label, onclick) {
-  return el("button", { type: "button", class: className, title: label, "aria-label": label, onclick }, icon(name));
-}
-
-// ---- storage --------------------------------------------------------------------------------
-
-// Keys carry the page's path: two Greenrooms mounted in one origin keep apart.
-const scope = `greenroom:${location.pathname}:`;
-
-/** A JSON view of a Storage area that works, forgetfully, where the browser forbids storage. */
-function storage(area) {
-  return {
-    get(key, fallback) {
-      try {
-        const value = JSON.parse(window[area].getItem(scope + key));
-        return value ?? fallback;
-      } catch {
-        return fallback;
-      }
-    },
-    set(key, value) {
-      try {
-        if (value === null) window[area].removeItem(scope + key);
-        else window[area].setItem(scope + key, JSON.stringify(value));
-      } catch {
-        // Full or forbidden: the page goes on without remembering.
-      }
-    },
-  };
-}
-
-const lasting = storage("localStorage");
-const session = storage("sessionStorage");
-
-// ---- event stream ---------------------------------------------------------------------------
-
-/** Server-sent events from bytes that may be cut anywhere, also inside a character or a CRLF. */
-export class EventStream {
-  #decoder = new TextDecoder();
-  #rest = "";
-  #data = [];
-
-  /** Feeds bytes and returns the `data` of every event that they completed. */
-  feed(bytes) {
-    this.#rest += this.#decoder.decode(bytes, { stream: true });
-    // A CR at the end may be half of a CRLF: it waits for the next bytes.
-    const end = this.#rest.endsWith("\r") ? this.#rest.length - 1 : this.#rest.length;
-    const lines = this.#rest.slice(0, end).split(/\r\n|\n|\r/);
-    this.#rest = lines.pop() + this.#rest.slice(end);
-    const events = [];
-    for (const line of lines) {
-      if (line === "") {
-        if (this.#data.length) events.push(this.#data.join("\n"));
-        this.#data = [];
-      } else if (line.startsWith("data:")) {
-        this.#data.push(line.slice(line[5] === " " ? 6 : 5));
-      }
-    }
-    return events;
-  }
-}
-
-// ---- API ------------------------------------------------------------------------------------
-
-const address = (path) => new URL(path, document.baseURI.replace(/[?#].*$/, ""));
-
-/** Something to tell the user: a title, a message, a detail, and how many seconds to wait. */
-class Failure extends Error {
-  constructor(title, message, { detail = "", wait = 0 } = {}) {
-    super(message);
-    Object.assign(this, { title, detail, wait });
-  }
-}
-
-const TITLES = {
-  400: "The request was refused",
-  401: "Not signed in",
-  403: "Not allowed",
-  404: "Not found",
-  413: "The message is too large",
-  429: "The server is busy",
-  503: "The server is not ready",
-};
-
-function failureOf(error, title, wait = 0) {
-  const message = typeof error === "string" ? error : error?.message;
-  const detail = [error?.code ?? error?.type, error?.param && `field: ${error.param}`].filter(Boolean).join(", ");
-  return new Failure(title, String(message || "The server gave no reason."), { detail, wait });
-}
-
-function secondsToWait(header) {
-  if (!header) return 0;
-  const seconds = /^\d+$/.test(header.trim()) ? Number(header) : (Date.parse(header) - Date.now()) / 1000;
-  return Number.isFinite(seconds) ? Math.min(Math.max(Math.ceil(seconds), 0), 600) : 0;
-}
-
-async function failureOfResponse(response) {
-  const text = await response.text().catch(() => "");
-  let error = text.slice(0, 500).trim();
-  try {
-    const body = JSON.parse(text);
-    error = body.error ?? body.message ?? error;
-  } catch {
-    if (/^<|^$/.test(error)) error = `HTTP ${response.status} ${response.statusText}`.trim();
-  }
-  const title = TITLES[response.status] ?? `The server answered with an error (${response.status})`;
-  return failureOf(error, title, secondsToWait(response.headers.get("retry-after")));
-}
+// ---- completion -----------------------------------------------------------------------------
 
 /** Streams a chat completion: yields each chunk, throws a `Failure`, or an AbortError on stop. */
 async function* completion(body, signal) {
@@ -730,37 +603,7 @@ class Prose {
   }
 }
 
-async function copyText(text, button) {
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
-    // Plain http on another host has no clipboard API: the old way still works there.
-    const area = el("textarea", { class: "unseen", "aria-hidden": "true" });
-    area.value = text;
-    document.body.append(area);
-    area.select();
-    document.execCommand("copy");
-    area.remove();
-    button.focus();
-  }
-  const use = button.querySelector("use");
-  use.setAttribute("href", "#i-check");
-  button.classList.add("yes");
-  announce("Copied");
-  setTimeout(() => {
-    use.setAttribute("href", "#i-copy");
-    button.classList.remove("yes");
-  }, 1600);
-}
-
 // ---- messages -------------------------------------------------------------------------------
-
-/** Tells a screen reader, without moving anything on the page. */
-function announce(text) {
-  const log = $("announcer");
-  while (log.childElementCount > 40) log.firstChild.remove();
-  log.append(el("p", {}, text));
-}
 
 function spokenForm(node) {
   const parts = node.querySelectorAll("li, th, td");
@@ -835,17 +678,8 @@ class MessageView {
   showFailure() {
     const { error } = this.record;
     if (!error || this.failure) return;
-    const retry = el("button", { type: "button", class: "plain retry", onclick: regenerate }, "Try again");
-    const words = el("p", {}, el("strong", {}, error.title), error.message, error.detail ? el("small", {}, error.detail) : "");
-    this.failure = el("div", { class: "failure" }, words, retry);
+    this.failure = failureBox(error, regenerate);
     this.under.before(this.failure);
-    const tick = () => {
-      const left = Math.ceil((error.until - Date.now()) / 1000);
-      retry.disabled = left > 0;
-      retry.textContent = left > 0 ? `Try again in ${left} s` : "Try again";
-      if (left > 0 && this.root.isConnected) setTimeout(tick, 250);
-    };
-    if (error.until > Date.now()) setTimeout(tick, 0);
   }
 
   showStats() {
@@ -1045,8 +879,7 @@ async function respond() {
     if (controller.signal.aborted) record.state = "stopped";
     else {
       record.state = "error";
-      const failure = error instanceof Failure ? error : new Failure("The page failed", String(error));
-      record.error = { title: failure.title, message: failure.message, detail: failure.detail, until: Date.now() + failure.wait * 1000 };
+      record.error = recordOf(error);
       checkHealth();
     }
   }
@@ -1239,9 +1072,12 @@ async function checkHealth() {
   let now = "offline";
   try {
     const response = await fetch(address("health"), { cache: "no-store", signal: AbortSignal.timeout(8000) });
-    now = healthOf(response, await response.json().catch(() => null));
+    const body = await response.json().catch(() => null);
+    now = healthOf(response, body);
+    if (body) showServices(body);
   } catch {
     // Offline, as assumed.
+    showSpeech(undefined);
   }
   if (now !== health) {
     health = now;
@@ -1259,7 +1095,7 @@ async function loadModels() {
   try {
     const response = await fetch(address("v1/models"), { cache: "no-store", signal: AbortSignal.timeout(8000) });
     const body = await response.json();
-    ids = body.data.map((model) => String(model.id));
+    ids = body.data.filter((model) => model.facts?.kind !== "transcription").map((model) => String(model.id));
   } catch {
     // Shown below as no model; the next change of health asks again.
   }
@@ -1277,6 +1113,80 @@ async function loadModels() {
 function showWhere() {
   const model = $("model").value;
   $("where").textContent = `Answers come from ${model || "the model"} on ${location.host}.`;
+}
+
+// ---- tabs -----------------------------------------------------------------------------------
+
+/** What this server has; both until it has answered. */
+const served = { chat: true, speech: false };
+let tab = "chat";
+
+/** Shows what the server has: with both a choice, else the one. */
+function showServices(body) {
+  showSpeech(body.speech?.id ? { id: String(body.speech.id), state: body.speech.state } : null);
+  served.speech = Boolean(body.speech?.id);
+  served.chat = !served.speech || !Array.isArray(body.models) || body.models.length > 0;
+  $("tabs").hidden = !(served.chat && served.speech);
+  document.body.toggleAttribute("data-no-chat", !served.chat);
+  for (const name of ["chat", "dictate"]) {
+    const panel = $(`${name}-panel`);
+    if ($("tabs").hidden) {
+      panel.removeAttribute("role");
+      panel.removeAttribute("aria-labelledby");
+    } else {
+      panel.setAttribute("role", "tabpanel");
+      panel.setAttribute("aria-labelledby", `tab-${name}`);
+    }
+  }
+  const wanted = lasting.get("tab", "chat");
+  showTab(!served.chat || (wanted === "dictate" && served.speech) ? "dictate" : "chat");
+}
+
+function showTab(name) {
+  if (tab === name) return;
+  const hadFocus = [document.body, $("prompt"), $("record")].includes(document.activeElement);
+  tab = name;
+  const dictates = name === "dictate";
+  if (dictates && !$("settings").hidden) openSettings(false);
+  $("chat-panel").hidden = $("picker").hidden = $("new-chat").hidden = $("open-settings").hidden = dictates;
+  $("dictate-panel").hidden = $("speech-model").hidden = !dictates;
+  for (const [id, isChosen] of [["tab-chat", !dictates], ["tab-dictate", dictates]]) {
+    $(id).setAttribute("aria-selected", String(isChosen));
+    $(id).tabIndex = isChosen ? 0 : -1;
+  }
+  $("skip").href = dictates ? "#record" : "#prompt";
+  $("skip").textContent = dictates ? "Skip to the record button" : "Skip to the message box";
+  if (!dictates) follow();
+  if (hadFocus && !matchMedia("(pointer: coarse)").matches) {
+    if (dictates) focusDictation();
+    else $("prompt").focus({ preventScroll: true });
+  }
+}
+
+/** A choice that is kept: the page begins with it the next time. */
+function chooseTab(name) {
+  lasting.set("tab", name === "chat" ? null : name);
+  showTab(name);
+}
+
+function onTabKey(event) {
+  const step = { ArrowLeft: -1, ArrowRight: 1, Home: -2, End: 2 }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  const name = Math.abs(step) === 1 ? (tab === "chat" ? "dictate" : "chat") : step < 0 ? "chat" : "dictate";
+  $(`tab-${name}`).focus();
+  chooseTab(name);
+}
+
+/** Puts dictated text into the message box, behind what stands there. */
+function takeDictation(text) {
+  const prompt = $("prompt");
+  prompt.value = prompt.value.trim() ? `${prompt.value.trimEnd()}\n\n${text}` : text;
+  chooseTab("chat");
+  fitPrompt();
+  prompt.focus();
+  prompt.setSelectionRange(prompt.value.length, prompt.value.length);
+  prompt.scrollTop = prompt.scrollHeight;
 }
 
 // ---- start ----------------------------------------------------------------------------------
@@ -1312,7 +1222,8 @@ function onPromptKey(event) {
 
 function onEscape(event) {
   if (event.key !== "Escape" || isComposing(event)) return;
-  if (busy) stop();
+  if (tab === "dictate" && escapeDictation()) return;
+  if (tab === "chat" && busy) stop();
   else if (!$("settings").hidden) closeSettings();
 }
 
@@ -1320,6 +1231,7 @@ function start() {
   showTheme();
   buildSettings();
   restore();
+  startDictation(takeDictation);
   watchScrolling();
   $("prompt").addEventListener("input", fitPrompt);
   $("prompt").addEventListener("keydown", onPromptKey);
@@ -1344,6 +1256,8 @@ function start() {
       send();
     });
   }
+  for (const name of ["chat", "dictate"]) $(`tab-${name}`).addEventListener("click", () => chooseTab(name));
+  $("tabs").addEventListener("keydown", onTabKey);
   document.addEventListener("keydown", onEscape);
   document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(healthTimer) : checkHealth()));
   prefersDark.addEventListener("change", showTheme);
