@@ -42,7 +42,7 @@ model: ## fetch and verify the demo model; its path is the last line
 speech-model: ## fetch and verify the demo speech model (Whisper tiny.en); its folder is the last line
 	@native/speech-model.sh
 
-# Debian's browser, for the one test of the page; elsewhere that test says that it was skipped.
+# Debian's browser, for the tests of the page; elsewhere they say that they were skipped.
 .PHONY: browser
 browser:
 	@native/browser.sh
