@@ -48,7 +48,13 @@ const MEDIA_TYPES = { srt: "application/x-subrip", vtt: "text/vtt", txt: "text/p
 const SAVES = { srt: "Save as subtitles (SRT)", vtt: "Save as subtitles (WebVTT)", txt: "Save as text" };
 const RUNNING = ["live", "finishing", "waiting", "sending", "hearing"];
 
-const joined = (...parts) => parts.map((part) => part.trim()).filter(Boolean).join(" ");
+/** Ends of text that no space follows. */
+const UNSPACED = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Thai}\u3000-\u303f\uff00-\uff65]$/u;
+
+function joined(...parts) {
+  const said = parts.map((part) => part.trim()).filter(Boolean);
+  return said.reduce((text, part) => text + (text && !UNSPACED.test(text) ? " " : "") + part, "");
+}
 
 function save(text, kind, name) {
   const url = URL.createObjectURL(new Blob([text], { type: `${MEDIA_TYPES[kind]};charset=utf-8` }));
@@ -87,7 +93,7 @@ class Take {
   }
 
   text() {
-    return this.record.rows.map((row) => joined(row.text, row.tentative)).filter(Boolean).join(this.record.live ? "\n\n" : " ");
+    return joined(...this.record.rows.flatMap((row) => [row.text, row.tentative]));
   }
 
   /** With times for all of it, also for what no final text came for. */
@@ -404,6 +410,7 @@ class Recording {
         take.row(message.utterance).end = message.end;
         break;
       case "transcript.partial": {
+        if (speech) speech.state = "loaded";
         const row = take.row(message.utterance);
         [row.text, row.tentative] = [message.committed, message.tentative];
         break;
