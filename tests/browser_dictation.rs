@@ -212,7 +212,8 @@ const HOSTILE_SERVER: &str = "
     window.RealSocket = WebSocket;
     window.WebSocket = class {
       readyState = 1;
-      constructor() {
+      constructor(url) {
+        window.asked = String(url);
         const bad = '<img src=x onerror=\"window.harmed = 1\"><script>window.harmed = 2</script>';
         const say = (message) => this.onmessage?.({ data: JSON.stringify(message) });
         setTimeout(() => {
@@ -235,7 +236,22 @@ const HOSTILE_SERVER: &str = "
 fn hostile_text_stays_text(browser: &Browser) {
     browser.click("#clear-whole");
     browser.run(HOSTILE_SERVER);
-    browser.click("#record");
+    // With a model that knows languages, one can be chosen.
+    browser.run_async(
+        "const [done] = arguments;
+         import(new URL('page/dictate.js', location.href).href).then(({ showSpeech }) => {
+           showSpeech({ id: 'whisper-base', state: 'loaded' });
+           window.offered = !document.querySelector('#language-choice').hidden;
+           document.querySelector('#language').value = 'de';
+           document.querySelector('#record').click();
+           done(null);
+         });",
+        json!([]),
+    );
+    browser.wait_until("the connection", "window.asked !== undefined");
+    let asked = browser.text("return window.asked");
+    assert!(asked.starts_with("ws://") && asked.contains("/v1/audio/stream?encoding=container"), "{asked}");
+    assert!(asked.contains("language=de") && browser.truth("return window.offered"), "{asked}");
     browser.wait_until("the text", "document.querySelectorAll('.said').length === 2");
     browser.screenshot("dictation-tentative.png");
     browser.type_into("#record", ESCAPE);
@@ -258,7 +274,8 @@ fn phone_has_no_sideways_scroll(browser: &Browser) {
     browser.run(
         "document.querySelector('.said p').firstChild.textContent = 'wide'.repeat(60);
          document.querySelector('.take h3').textContent = 'a_long_name_of_a_file'.repeat(10);
-         document.querySelector('#language-choice').hidden = false;",
+         document.querySelector('#language-choice').hidden = false;
+         document.querySelector('#english').hidden = true;",
     );
     let width = "const box = document.querySelector('#dictate-scroll');
          return [innerWidth, document.documentElement.scrollWidth, box.scrollWidth - box.clientWidth]";

@@ -337,17 +337,18 @@ const PHASES = {
 const BUSY = ["session_limit", "rate_limit_exceeded", "queue_full"];
 const TRY_LATER = 1013;
 
-function socketAddress() {
+function socketAddress(language) {
   const url = address("v1/audio/stream");
   url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
   url.searchParams.set("encoding", "container");
   url.searchParams.set("partials", "true");
-  if (language()) url.searchParams.set("language", language());
+  if (language) url.searchParams.set("language", language);
   return url;
 }
 
 class Recording {
   phase = "asking";
+  language = language();
   queue = [];
   error = null;
 
@@ -378,7 +379,7 @@ class Recording {
   }
 
   connect() {
-    this.socket = new WebSocket(socketAddress());
+    this.socket = new WebSocket(socketAddress(this.language));
     this.socket.onopen = () => {
       for (const message of this.queue.splice(0)) this.socket.send(message);
       this.queue = null;
