@@ -244,6 +244,8 @@ fn hostile_text_stays_text(browser: &Browser) {
            window.offered = !document.querySelector('#language-choice').hidden;
            document.querySelector('#language').value = 'de';
            document.querySelector('#record').click();
+           document.querySelector('#language').value = '';
+           showSpeech({ id: 'whisper-tiny.en', state: 'loaded' });
            done(null);
          });",
         json!([]),
