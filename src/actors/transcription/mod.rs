@@ -20,6 +20,7 @@ use crate::actors::messages::{
 };
 use crate::actors::turns::ComputeTurns;
 use crate::config::SpeechConfig;
+use crate::model::load::give_memory_back;
 use crate::model::speech::audio::AudioLimits;
 use crate::model::speech::compute::SpeechError;
 use crate::model::speech::features::{self, Recording};
@@ -318,6 +319,9 @@ impl Shared {
         let engine = self.desk.replace(None);
         let was_there = engine.is_some();
         drop(engine);
+        // Walks the allocator's heaps, for which streams beside it should not have to wait. Without a thread
+        // the memory is merely used again later.
+        let _thread = std::thread::Builder::new().name("greenroom-give-back".into()).spawn(give_memory_back);
         *self.tokens.borrow_mut() = None;
         if was_there {
             self.status.borrow_mut().unloads += 1;

@@ -10,6 +10,7 @@ mod ends;
 mod facts;
 mod folder;
 mod gguf;
+mod give_back;
 mod mapping;
 mod parts;
 pub mod table;
@@ -24,6 +25,7 @@ use crate::model::text::TextModel;
 use crate::types::LoadError;
 
 pub use gguf::ARCHITECTURES;
+pub use give_back::give_memory_back;
 pub use parts::PartName;
 pub use table::{TensorFacts, TensorTable};
 pub use tensor::{AffineShape, Factors, HostTensor, MetaType, RowOrder, TensorType};
