@@ -127,10 +127,7 @@ impl GreenroomBuilder {
         let gateway = Context::<Gateway>::new();
         let history = Arc::new(TokenHistory::default());
         let sessions = Sessions::default();
-        let mut compute = self.compute_actors(&gateway.address(), &gauges, &history, loader, &live);
-        if let Some(speech) = &mut compute.speech {
-            speech.sessions = Arc::clone(&sessions);
-        }
+        let compute = self.compute_actors(&gateway.address(), &gauges, &history, loader, &live, &sessions);
         let pulses = compute.pulses();
         let addresses = threads.start_actors(compute).await?;
         let max_rows = self.config.scheduler.max_rows.max(1);
@@ -220,6 +217,7 @@ impl GreenroomBuilder {
         history: &Arc<TokenHistory>,
         loader: Loader,
         live: &LiveCount,
+        sessions: &Sessions,
     ) -> ComputeActors {
         ComputeActors {
             settings: self
@@ -249,7 +247,7 @@ impl GreenroomBuilder {
                 live: live.clone(),
                 clock: Arc::clone(&self.clock),
                 gauges: Arc::clone(gauges),
-                sessions: Sessions::default(),
+                sessions: Arc::clone(sessions),
             }),
         }
     }

@@ -9,6 +9,7 @@
 
 use std::time::Duration;
 
+use actix_web::error::PayloadError;
 use actix_web::http::{StatusCode, header};
 use actix_web::{HttpRequest, web};
 use futures_util::StreamExt;
@@ -53,13 +54,7 @@ fn check_media_type(request: &HttpRequest) -> Result<(), ApiError> {
     let refuse = |message: String| {
         ApiError::invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
     };
-    if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING)
-        && !encoding.as_bytes().eq_ignore_ascii_case(b"identity")
-    {
-        return Err(
-            refuse("content-encoding: encoded bodies are not supported; send plain JSON".into()).closing()
-        );
-    }
+    check_encoding(request, "plain JSON")?;
     let given = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let essence = given.unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     if essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json")) {
@@ -67,6 +62,21 @@ fn check_media_type(request: &HttpRequest) -> Result<(), ApiError> {
     }
     // Other types can be sent by any web page without asking first.
     Err(refuse("content-type: must be application/json".into()).closing())
+}
+
+/// Refuses a body that is compressed; `wanted` is what to send instead.
+///
+/// # Errors
+/// 415.
+pub(super) fn check_encoding(request: &HttpRequest, wanted: &str) -> Result<(), ApiError> {
+    match request.headers().get(header::CONTENT_ENCODING) {
+        Some(encoding) if !encoding.as_bytes().eq_ignore_ascii_case(b"identity") => {
+            let message = format!("content-encoding: encoded bodies are not supported; send {wanted}");
+            let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+            Err(ApiError::invalid(status, "unsupported_media_type", message).closing())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The body, and the place that a large one takes. Waiting for a place leaves the rest
@@ -82,10 +92,7 @@ async fn read_bytes<'a>(
     let mut total = 0_usize;
     let mut place = None;
     while let Some(chunk) = timeout_at(deadline, payload.next()).await.map_err(|_| late(config))? {
-        let chunk = chunk.map_err(|error| {
-            let message = format!("the body could not be read: {error}");
-            ApiError::invalid(StatusCode::BAD_REQUEST, "body_unreadable", message).closing()
-        })?;
+        let chunk = chunk.map_err(|error| unreadable(&error))?;
         total = total.saturating_add(chunk.len());
         if total <= limit {
             if total > LARGE_BODY && place.is_none() {
@@ -110,7 +117,14 @@ async fn read_bytes<'a>(
     Ok((bytes, place))
 }
 
-fn late(config: &HttpConfig) -> ApiError {
+/// The error of a body that broke off.
+pub(super) fn unreadable(error: &PayloadError) -> ApiError {
+    let message = format!("the body could not be read: {error}");
+    ApiError::invalid(StatusCode::BAD_REQUEST, "body_unreadable", message).closing()
+}
+
+/// The error of a body that takes too long.
+pub(super) fn late(config: &HttpConfig) -> ApiError {
     let message = format!("the body did not arrive within {} s (http.body_timeout_s)", config.body_timeout_s);
     ApiError::invalid(StatusCode::REQUEST_TIMEOUT, "body_timeout", message).closing()
 }

@@ -22,8 +22,8 @@ pub(super) async fn attach(
     state: web::Data<State>,
 ) -> Result<HttpResponse, ApiError> {
     let session = find(&id, &state)?;
-    let dialect = Dictation { state: state.clone(), asked: None, at_once: false, teller: None };
-    talk(&request, payload, state, dialect, Some(session), MAX_CHUNK)
+    let dialect = Dictation { state: state.clone(), asked: None, teller: None };
+    talk(&request, payload, state, dialect, Some(session), None, MAX_CHUNK)
 }
 
 /// A connection that makes its session: as the query says, or, without one, as a first message of type
@@ -38,17 +38,18 @@ pub(super) async fn stream(
     if let Some(name) = call.unknown.first() {
         return Err(ApiError::field(name, "unknown_parameter", "is not known here"));
     }
-    let at_once = !query.is_empty();
-    let dialect = Dictation { state: state.clone(), asked: Some(call.spec), at_once, teller: None };
-    talk(&request, payload, state, dialect, None, MAX_CHUNK)
+    let (asked, first) = match query.is_empty() {
+        true => (Some(call.spec), None),
+        false => (None, Some(Step::Open(Box::new(call.spec)))),
+    };
+    let dialect = Dictation { state: state.clone(), asked, teller: None };
+    talk(&request, payload, state, dialect, None, first, MAX_CHUNK)
 }
 
 struct Dictation {
     state: web::Data<State>,
     /// What a session is to be, until there is one.
     asked: Option<SessionSpec>,
-    /// It is known already.
-    at_once: bool,
     teller: Option<Teller>,
 }
 
@@ -68,11 +69,6 @@ impl Dictation {
 impl Dialect for Dictation {
     fn hello(&mut self) -> Vec<Value> {
         Vec::new()
-    }
-
-    fn begin(&mut self) -> Vec<Step> {
-        let asked = if self.at_once { self.asked.take() } else { None };
-        asked.map(|spec| Step::Open(Box::new(spec))).into_iter().collect()
     }
 
     fn text(&mut self, text: &str) -> Vec<Step> {

@@ -29,6 +29,8 @@ use crate::types::speech::{
 
 /// Largest message: 15 MiB of audio, in base64, and some words.
 const MAX_MESSAGE: usize = 21 << 20;
+/// OpenAI's usual pause that ends a turn is shorter than ours.
+const VAD: VadOptions = VadOptions { min_silence_ms: 500, ..VadOptions::LIVE };
 /// Shorter audio cannot be committed, seconds.
 const LEAST_COMMIT_S: f64 = 0.1;
 
@@ -50,7 +52,7 @@ pub(super) async fn realtime(
     // OpenAI's clients name a model of the other kind of session here.
     let id = Identity::of(&request, &state).id;
     let dialect = Realtime::new(served, format!("sess_{id}"), beta);
-    talk(&request, payload, state, dialect, None, MAX_MESSAGE)
+    talk(&request, payload, state, dialect, None, None, MAX_MESSAGE)
 }
 
 /// A turn under way.
@@ -87,20 +89,19 @@ struct Realtime {
 
 impl Realtime {
     fn new(served: &str, session_id: String, beta: bool) -> Self {
-        let vad = VadOptions { min_silence_ms: 500, ..VadOptions::LIVE };
         let mut spec = SessionSpec {
             input: pcm(PcmEncoding::S16, 24_000),
             // As long as the connection lasts.
             idle: Some(Duration::from_secs(86_400)),
             ..SessionSpec::default()
         };
-        spec.options.vad = Some(vad);
+        spec.options.vad = Some(VAD);
         Self {
             served: served.to_owned(),
             beta,
             spec,
             transcription: json!({"model": served}),
-            turn_detection: vad_body(vad),
+            turn_detection: vad_body(VAD),
             is_open: false,
             uncommitted: 0.0,
             events: 0,
@@ -378,14 +379,13 @@ fn read_format(fields: &mut Fields, name: &str) -> Result<Option<LiveInput>, Api
 
 /// How turns end: by silence, or (`null`) by the client.
 fn read_turns(wanted: Value) -> Result<(VadOptions, bool, Value), ApiError> {
-    let usual = VadOptions { min_silence_ms: 500, ..VadOptions::LIVE };
     if wanted.is_null() {
-        return Ok((usual, true, Value::Null));
+        return Ok((VAD, true, Value::Null));
     }
     let mut fields = Fields::new("session.audio.input.turn_detection", wanted)?;
     let path = fields.path("type");
     let vad = match fields.string("type")?.as_deref() {
-        None | Some("server_vad") => read_vad(&mut fields, usual)?,
+        None | Some("server_vad") => read_vad(&mut fields, VAD)?,
         // Nobody knows here what was meant, only how patient to be.
         Some("semantic_vad") => {
             let min_silence_ms = match fields.string("eagerness")?.as_deref() {
@@ -393,7 +393,7 @@ fn read_turns(wanted: Value) -> Result<(VadOptions, bool, Value), ApiError> {
                 Some("high") => 400,
                 _ => 800,
             };
-            VadOptions { min_silence_ms, ..usual }
+            VadOptions { min_silence_ms, ..VAD }
         }
         Some(_) => {
             return Err(ApiError::field(&path, "unsupported_value", "must be server_vad or semantic_vad"));

@@ -52,10 +52,6 @@ pub(super) enum Step {
 pub(super) trait Dialect {
     /// What is said first.
     fn hello(&mut self) -> Vec<Value>;
-    /// What is done first.
-    fn begin(&mut self) -> Vec<Step> {
-        Vec::new()
-    }
     /// A text message.
     fn text(&mut self, text: &str) -> Vec<Step>;
     /// A binary message.
@@ -70,13 +66,15 @@ pub(super) trait Dialect {
     fn ends_with_connection(&self) -> bool;
 }
 
-/// Answers a request with a connection, and talks on it.
+/// Answers a request with a connection, and talks on it, of a session that is there or of one that `first`
+/// (or a message) opens.
 pub(super) fn talk(
     request: &HttpRequest,
     payload: web::Payload,
     state: web::Data<State>,
-    mut dialect: impl Dialect + 'static,
+    dialect: impl Dialect + 'static,
     session: Option<SpeechSession>,
+    first: Option<Step>,
     max_message: usize,
 ) -> Result<HttpResponse, ApiError> {
     let protocols = ["realtime"];
@@ -90,7 +88,7 @@ pub(super) fn talk(
     let messages =
         messages.max_frame_size(max_message).aggregate_continuations().max_continuation_size(max_message);
     let reader = session.as_ref().map(SpeechSession::reader);
-    let steps = dialect.begin().into();
+    let steps = first.into_iter().collect();
     let talk = Talk { state, dialect, socket, session, reader, ends: None, steps };
     actix_web::rt::spawn(talk.run(messages));
     Ok(response)
@@ -177,7 +175,7 @@ impl<D: Dialect> Talk<D> {
                         Some(Ok(AggregatedMessage::Text(text))) => self.steps.extend(self.dialect.text(&text)),
                         Some(Ok(AggregatedMessage::Binary(bytes))) => self.steps.extend(self.dialect.binary(bytes)),
                         Some(Ok(AggregatedMessage::Ping(bytes))) => {
-                            if self.socket.pong(&bytes).await.is_err() {
+                            if in_time(self.socket.pong(&bytes)).await.is_err() {
                                 return Over::Gone;
                             }
                         }
@@ -191,7 +189,7 @@ impl<D: Dialect> Talk<D> {
                     }
                 }
                 _ = ping.tick() => {
-                    if !heard || !matches!(timeout(PATIENCE, self.socket.ping(b"")).await, Ok(Ok(()))) {
+                    if !heard || in_time(self.socket.ping(b"")).await.is_err() {
                         return Over::Gone;
                     }
                     // While we read no further, a client cannot show that it is there.
@@ -206,8 +204,7 @@ impl<D: Dialect> Talk<D> {
 
     async fn say(&mut self, words: Vec<Value>) -> Result<(), ()> {
         for word in words {
-            let sent = timeout(PATIENCE, self.socket.text(word.to_string())).await;
-            sent.map_err(|_| ())?.map_err(|_| ())?;
+            in_time(self.socket.text(word.to_string())).await?;
         }
         Ok(())
     }
@@ -285,6 +282,11 @@ impl<D: Dialect> Talk<D> {
         }
         Ok(None)
     }
+}
+
+/// Sends, unless the client takes nothing for too long.
+async fn in_time(sending: impl Future<Output = Result<(), actix_ws::Closed>>) -> Result<(), ()> {
+    timeout(PATIENCE, sending).await.map_err(|_| ())?.map_err(|_| ())
 }
 
 /// Waits for a session's news; for ever without one.

@@ -6,7 +6,7 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use actix_web::http::{StatusCode, header};
+use actix_web::http::StatusCode;
 use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::api_error::ApiError;
 use super::audio::{add_warning, named, transcript_head};
-use super::body::read_json;
+use super::body::{check_encoding, late, read_json, unreadable};
 use super::chat::unix_seconds;
 use super::messages::short;
 use super::session_request::{input_body, read_session};
@@ -147,25 +147,11 @@ async fn read_chunk(
     mut payload: web::Payload,
     state: &State,
 ) -> Result<Bytes, ApiError> {
-    if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING)
-        && !encoding.as_bytes().eq_ignore_ascii_case(b"identity")
-    {
-        let message = "content-encoding: encoded bodies are not supported; send the audio as it is";
-        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
-        return Err(ApiError::invalid(status, "unsupported_media_type", message).closing());
-    }
+    check_encoding(request, "the audio as it is")?;
     let deadline = Instant::now() + Duration::from_secs(state.config.body_timeout_s);
     let mut bytes = BytesMut::new();
-    loop {
-        let late = |_| {
-            let message = "the chunk did not arrive in time (http.body_timeout_s)";
-            ApiError::invalid(StatusCode::REQUEST_TIMEOUT, "body_timeout", message).closing()
-        };
-        let Some(part) = timeout_at(deadline, payload.next()).await.map_err(late)? else { break };
-        let part = part.map_err(|error| {
-            let message = format!("the body could not be read: {error}");
-            ApiError::invalid(StatusCode::BAD_REQUEST, "body_unreadable", message).closing()
-        })?;
+    while let Some(part) = timeout_at(deadline, payload.next()).await.map_err(|_| late(&state.config))? {
+        let part = part.map_err(|error| unreadable(&error))?;
         if bytes.len() + part.len() > MAX_CHUNK {
             let message = format!("the chunk is over {} MiB; send smaller ones", MAX_CHUNK >> 20);
             let status = StatusCode::PAYLOAD_TOO_LARGE;

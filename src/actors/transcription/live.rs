@@ -21,7 +21,7 @@ use crate::model::speech::features::{self, Recording};
 use crate::model::speech::live::{Agreement, Heard, listen};
 use crate::model::speech::recognise::recognise;
 use crate::model::speech::tokens::SpeechTokens;
-use crate::model::speech::{HOP, SAMPLE_RATE};
+use crate::model::speech::{HOP, SAMPLE_RATE, samples, seconds};
 use crate::observe::fields;
 use crate::types::Ticket;
 use crate::types::speech::{
@@ -111,6 +111,7 @@ struct Utterance {
     changed: Notify,
 }
 
+#[derive(Clone)]
 enum Job {
     Utterance(Rc<Utterance>),
     TurnEnd(usize),
@@ -153,7 +154,7 @@ impl Floor {
 async fn hear(shared: &Rc<Shared>, session: &SpeechSession) -> Result<Transcription, SpeechFailure> {
     // The model stays as long as the session does.
     let _user = User::new(shared);
-    let most = (session.max_duration().as_secs_f64() * f64::from(SAMPLE_RATE)) as usize;
+    let most = samples(session.max_duration().as_secs_f64());
     let heard = listen(session.spec(), Arc::clone(session.inlet()), most)
         .map_err(|error| SpeechFailure::Internal { message: error.to_string() })?;
     let floor = Floor::default();
@@ -175,7 +176,6 @@ enum Never {}
 
 /// Takes what is heard, as far as writing down keeps up.
 async fn collect(mut heard: mpsc::Receiver<Heard>, session: &SpeechSession, floor: &Floor) -> Never {
-    let seconds = |samples: usize| samples as f64 / f64::from(SAMPLE_RATE);
     let (mut number, mut turn) = (0, 0);
     let mut current: Option<Rc<Utterance>> = None;
     while let Some(heard) = heard.recv().await {
@@ -273,12 +273,7 @@ struct Writer<'a> {
 impl Writer<'_> {
     async fn run(mut self) -> Result<Transcription, SpeechFailure> {
         loop {
-            let next = match self.floor.jobs.borrow().front() {
-                Some(Job::Utterance(utterance)) => Some(Job::Utterance(Rc::clone(utterance))),
-                Some(Job::TurnEnd(turn)) => Some(Job::TurnEnd(*turn)),
-                Some(Job::Clear(turn)) => Some(Job::Clear(*turn)),
-                None => None,
-            };
+            let next = self.floor.jobs.borrow().front().cloned();
             match next {
                 Some(Job::Utterance(utterance)) => self.utterance(&utterance).await?,
                 Some(Job::TurnEnd(turn)) => {
@@ -297,7 +292,7 @@ impl Writer<'_> {
                     match over {
                         Some(over) => {
                             self.out.warning = over?.or(self.warning);
-                            self.out.duration = self.floor.heard.get() as f64 / f64::from(SAMPLE_RATE);
+                            self.out.duration = seconds(self.floor.heard.get());
                             return Ok(self.out);
                         }
                         None => self.floor.come.notified().await,
@@ -356,13 +351,13 @@ impl Writer<'_> {
         let mut looked_at = 0;
         let mut step = STEP;
         while !utterance.is_over.get() && !utterance.is_dropped.get() && self.floor.over.borrow().is_none() {
-            let due = looked_at + (step.as_secs_f64() * f64::from(SAMPLE_RATE)) as usize;
-            // Copied, as more comes meanwhile.
-            let samples = utterance.samples.borrow().get(due..).map(|_| utterance.samples.borrow().clone());
-            let Some(samples) = samples else {
+            let due = looked_at + samples(step.as_secs_f64());
+            if utterance.samples.borrow().len() < due {
                 self.floor.come.notified().await;
                 continue;
-            };
+            }
+            // Copied, as more comes meanwhile.
+            let samples = utterance.samples.borrow().clone();
             looked_at = samples.len();
             let mut options = self.options();
             (options.words, options.beam_size, options.best_of) = (true, 1, 1);
@@ -376,9 +371,9 @@ impl Writer<'_> {
             };
             step = STEP.max(clock.now().saturating_sub(begun).mul_f64(PAUSE));
             let Ok(heard) = heard else { continue };
-            let seconds = samples.len() as f64 / f64::from(SAMPLE_RATE);
-            said.step(heard.segments.into_iter().flat_map(|segment| segment.words).collect(), seconds);
-            let audio_s = (utterance.start + samples.len()) as f64 / f64::from(SAMPLE_RATE);
+            let words = heard.segments.into_iter().flat_map(|segment| segment.words).collect();
+            said.step(words, seconds(looked_at));
+            let audio_s = seconds(utterance.start + looked_at);
             self.session.text(utterance.number, &text(said.committed()), &text(said.tentative()), audio_s);
         }
     }
@@ -429,7 +424,7 @@ impl Writer<'_> {
     }
 
     fn write_down(&mut self, utterance: &Utterance, said: &Agreement, heard: Transcription) {
-        let offset = utterance.start as f64 / f64::from(SAMPLE_RATE);
+        let offset = seconds(utterance.start);
         let shifted =
             |word: &Word| Word { start: word.start + offset, end: word.end + offset, ..word.clone() };
         let final_text = heard.segments.iter().map(|segment| segment.text.as_str()).collect::<String>();

@@ -134,6 +134,12 @@ impl TranscriptionService {
         }
         Self { shared: Some(shared), places, session_places, stop }
     }
+
+    /// What new work needs, where there is a model and it is not too late.
+    fn open(&self) -> Result<&Rc<Shared>, Refusal> {
+        let shared = self.shared.as_ref().ok_or_else(Refusal::no_speech_model)?;
+        if *self.stop.borrow() { Err(Refusal::Draining) } else { Ok(shared) }
+    }
 }
 
 impl Actor for TranscriptionService {
@@ -144,12 +150,7 @@ impl Handler<Transcribe> for TranscriptionService {
     type Result = Result<TranscriptStream, Refusal>;
 
     fn handle(&mut self, message: Transcribe, _: &mut Self::Context) -> Self::Result {
-        let Some(shared) = &self.shared else {
-            return Err(Refusal::no_speech_model());
-        };
-        if *self.stop.borrow() {
-            return Err(Refusal::Draining);
-        }
+        let shared = self.open()?;
         let id = shared.named(message.model)?;
         let (request, _) = draw()?;
         let ticket = self.places.try_take(request, shared.clock.now());
@@ -166,12 +167,7 @@ impl Handler<OpenSession> for TranscriptionService {
     type Result = Result<SpeechSession, Refusal>;
 
     fn handle(&mut self, message: OpenSession, _: &mut Self::Context) -> Self::Result {
-        let Some(shared) = &self.shared else {
-            return Err(Refusal::no_speech_model());
-        };
-        if *self.stop.borrow() {
-            return Err(Refusal::Draining);
-        }
+        let shared = self.open()?;
         let model = shared.named(message.spec.model.clone())?.to_owned();
         let limit = shared.config.max_sessions;
         let (number, _) = draw()?;

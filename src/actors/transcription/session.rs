@@ -12,8 +12,8 @@ use dashmap::DashMap;
 use tokio::sync::watch;
 
 use crate::config::SpeechConfig;
-use crate::model::speech::SAMPLE_RATE;
 use crate::model::speech::live::{Inlet, InletError, Mark};
+use crate::model::speech::seconds;
 use crate::types::Clock;
 use crate::types::speech::{
     AppendError, LiveInput, Partial, SessionEnd, SessionEvent, SessionNews, SessionSpec, SessionState,
@@ -100,8 +100,7 @@ impl SpeechSession {
             LiveInput::Pcm(format) => (WAITING_SECONDS * format.bytes_per_second()).min(WAITING_PCM),
             LiveInput::Container => WAITING_FILE,
         };
-        let seconds =
-            |own: Option<Duration>, most: u64| own.unwrap_or(Duration::MAX).min(Duration::from_secs(most));
+        let most = Duration::from_secs(config.session_max_s);
         let board = Board {
             options: spec.options.clone(),
             touched: clock.now(),
@@ -112,7 +111,7 @@ impl SpeechSession {
             inner: Arc::new(Inner {
                 id,
                 model,
-                max_duration: seconds(spec.max_duration, config.session_max_s),
+                max_duration: spec.max_duration.map_or(most, |own| own.min(most)),
                 idle: spec.idle.unwrap_or(Duration::from_secs(config.session_idle_s)),
                 spec,
                 created: clock.wall(),
@@ -344,11 +343,10 @@ impl SpeechSession {
     /// Writes something down that happened.
     pub(super) fn event(&self, event: SessionEvent) {
         let mut board = self.lock();
-        let revision = board.revision + 1;
         if matches!(event, SessionEvent::Cleared { .. }) {
             board.partial = None;
         }
-        board.log.push((revision, Arc::new(event)));
+        board.record(event);
         self.changed(board);
     }
 
@@ -357,8 +355,7 @@ impl SpeechSession {
         let mut board = self.lock();
         board.grow(utterance, committed);
         board.partial = None;
-        let revision = board.revision + 1;
-        board.log.push((revision, Arc::new(event)));
+        board.record(event);
         self.changed(board);
     }
 
@@ -386,7 +383,6 @@ impl SpeechSession {
 
     /// How far audio was heard and is done with, in samples.
     pub(super) fn progress(&self, heard: usize, processed: usize) {
-        let seconds = |samples: usize| samples as f64 / f64::from(SAMPLE_RATE);
         let mut board = self.lock();
         (board.heard_s, board.processed_s) = (seconds(heard), seconds(processed));
     }
@@ -428,6 +424,11 @@ impl SpeechSession {
 }
 
 impl Board {
+    /// Appends an event, which comes with the next revision.
+    fn record(&mut self, event: SessionEvent) {
+        self.log.push((self.revision + 1, Arc::new(event)));
+    }
+
     /// Takes an utterance's committed text in, which begins with what was taken of it before.
     fn grow(&mut self, utterance: usize, committed: &str) {
         if self.of_utterance.0 != utterance {

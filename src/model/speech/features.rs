@@ -49,7 +49,7 @@ pub struct Survey {
 impl Survey {
     /// Seconds of the recording.
     pub fn seconds(&self) -> f64 {
-        self.samples as f64 / f64::from(SAMPLE_RATE)
+        super::seconds(self.samples)
     }
 
     /// Frames that will come.

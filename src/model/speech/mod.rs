@@ -30,6 +30,16 @@ use crate::types::{EngineError, SequenceId, TokenId};
 pub use crate::model::load::whisper::WhisperDims;
 pub use audio::SAMPLE_RATE;
 
+/// How long so many samples at 16 kHz are.
+pub fn seconds(samples: usize) -> f64 {
+    samples as f64 / f64::from(SAMPLE_RATE)
+}
+
+/// How many samples at 16 kHz are so long.
+pub fn samples(seconds: f64) -> usize {
+    (seconds * f64::from(SAMPLE_RATE)) as usize
+}
+
 /// Samples between two mel frames: 10 ms.
 pub const HOP: usize = 160;
 /// Mel frames of a window: 30 s.

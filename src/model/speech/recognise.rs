@@ -233,11 +233,11 @@ impl<C: Compute> Run<'_, C> {
         // The first one tells the language of all.
         if let Some(piece) = waiting.next() {
             let mel = self.frames.window(piece.start, piece.len()).await?;
+            let window = self.compute.encode(mel.clone()).await?;
             if self.out.language.is_none() {
-                let window = self.compute.encode(mel.clone()).await?;
                 self.detect(&window).await?;
             }
-            let segments = self.piece(piece.clone(), mel).await?;
+            let segments = self.piece(piece.clone(), mel, window).await?;
             self.give(segments, piece.end, tell);
         }
         loop {
@@ -250,7 +250,8 @@ impl<C: Compute> Run<'_, C> {
             }
             let decoding = batch.into_iter().map(|(piece, mel)| async {
                 let end = piece.end;
-                Ok::<_, SpeechError>((end, self.piece(piece, mel).await?))
+                let window = self.compute.encode(mel.clone()).await?;
+                Ok::<_, SpeechError>((end, self.piece(piece, mel, window).await?))
             });
             for (end, segments) in try_join_all(decoding).await? {
                 self.give(segments, end, tell);
@@ -259,15 +260,22 @@ impl<C: Compute> Run<'_, C> {
     }
 
     /// The segments of a piece, whatever came before it; a rest that its text leaves is heard again.
-    async fn piece(&self, piece: Range<usize>, mel: Vec<f32>) -> Result<Vec<Segment>, SpeechError> {
+    async fn piece(
+        &self,
+        piece: Range<usize>,
+        mel: Vec<f32>,
+        mut window: Window,
+    ) -> Result<Vec<Segment>, SpeechError> {
         let mels = self.frames.mels;
         let (mut seek, mut out, mut last_end) = (piece.start, Vec::new(), 0.0);
         while seek < piece.end && (seek == piece.start || piece.end - seek >= LEAST_REST) {
             let size = piece.end - seek;
-            let from = (seek - piece.start) * mels;
-            let mut rest = mel[from..from + size * mels].to_vec();
-            rest.resize(WINDOW_FRAMES * mels, 0.0);
-            let window = self.compute.encode(rest).await?;
+            if seek > piece.start {
+                let from = (seek - piece.start) * mels;
+                let mut rest = mel[from..from + size * mels].to_vec();
+                rest.resize(WINDOW_FRAMES * mels, 0.0);
+                window = self.compute.encode(rest).await?;
+            }
             let task = self.task(&window, seek);
             let decoded = task.decode().await?;
             if task.is_silent(&decoded) {
@@ -282,13 +290,18 @@ impl<C: Compute> Run<'_, C> {
 
     /// Says and keeps segments; all up to frame `end` is done then.
     fn give(&mut self, segments: Vec<Segment>, end: usize, tell: &mut dyn FnMut(Progress<'_>)) {
-        for mut segment in segments {
-            self.place(&mut segment);
-            segment.id = self.out.segments.len();
-            tell(Progress::Segment(&segment));
-            self.out.segments.push(segment);
+        for segment in segments {
+            self.keep(segment, tell);
         }
         tell(Progress::Done(self.survey.original(end as f64 / 100.0, true)));
+    }
+
+    /// Says and keeps a segment, at its place in the recording.
+    fn keep(&mut self, mut segment: Segment, tell: &mut dyn FnMut(Progress<'_>)) {
+        self.place(&mut segment);
+        segment.id = self.out.segments.len();
+        tell(Progress::Segment(&segment));
+        self.out.segments.push(segment);
     }
 
     fn task<'b>(&'b self, window: &'b Window, seek: usize) -> WindowTask<'b, C> {
@@ -344,12 +357,9 @@ impl<C: Compute> Run<'_, C> {
         let mut last_end = self.last_end;
         let (segments, advance) = self.segments(window, &decoded, seek, size, &mut last_end).await?;
         self.last_end = last_end;
-        for mut segment in segments {
+        for segment in segments {
             self.history.extend_from_slice(&segment.tokens);
-            self.place(&mut segment);
-            segment.id = self.out.segments.len();
-            tell(Progress::Segment(&segment));
-            self.out.segments.push(segment);
+            self.keep(segment, tell);
         }
         let repeats = decoded.compression_ratio > self.options.compression_ratio_threshold;
         if !self.options.condition_on_previous_text || decoded.temperature > RESET_ABOVE || repeats {
