@@ -53,18 +53,20 @@ fn idle_costs_no_processor_before_and_after_work() {
         for round in 0..2 {
             let mut used = Vec::new();
             loop {
-                let (before, threads) = processor_time();
-                assert_eq!(threads, 3, "as many compute threads as set, the caller being the fourth");
+                let (before, _) = processor_time();
                 let begun = Instant::now();
                 // The measured span itself: nothing is waited for.
                 tokio::time::sleep(WATCHED).await;
-                let spent = processor_time().0 - before;
+                let (after, threads) = processor_time();
+                let spent = after - before;
                 println!("round {round}: {spent:?} in {:?}", begun.elapsed());
                 used.push(spent);
-                if spent < MOST {
+                // As many compute threads as set, the caller being the fourth. A thread names itself once it
+                // runs, which on a busy machine may be after the model is ready.
+                if spent < MOST && threads == 3 {
                     break;
                 }
-                assert!(used.len() < WINDOWS, "never at rest: {used:?}");
+                assert!(used.len() < WINDOWS, "never at rest with 3 threads, but {threads}: {used:?}");
             }
             answer(&greenroom).await;
         }
