@@ -246,7 +246,7 @@ fn what_is_wrong_is_said_at_once_and_names_the_field() {
         (Vec::new(), &[], 400, "empty_file", "file"),
         (wav(0.01), &[], 400, "audio_too_short", "file"),
         (wav(0.0), &[], 400, "audio_too_short", "file"),
-        (vec![0; 3 << 20], &[], 413, "request_too_large", "file"),
+        (vec![0; 40 << 20], &[], 413, "request_too_large", "file"),
         (wav(1.0), &[("model", "gpt-4")], 404, "model_not_found", "model"),
         (wav(1.0), &[("language", "de")], 400, "unsupported_language", "language"),
         (wav(1.0), &[("response_format", "xml")], 400, "unsupported_value", "response_format"),
@@ -266,6 +266,44 @@ fn what_is_wrong_is_said_at_once_and_names_the_field() {
     assert_eq!(reply.status, 415);
     let reply = server.send("POST", "/v1/audio/transcriptions", KIND, b"--frontier--\r\n");
     assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &Value::from("file")));
+}
+
+#[test]
+fn a_recordings_way_is_in_its_trace() {
+    let server = Server::start(&[]);
+    let trace = |route: &str| {
+        let list = server.get("/v1/requests");
+        let find = |entry: &&Value| entry["route"] == route;
+        let entry = list["data"].as_array().unwrap().iter().find(find).unwrap();
+        server.get(&format!("/v1/requests/{}/trace", entry["traceId"].as_str().unwrap()))
+    };
+    let phases = |trace: &Value| {
+        let events = trace["events"].as_array().unwrap().clone();
+        events
+            .into_iter()
+            .map(|event| (event["phase"].as_str().unwrap().to_owned(), event))
+            .collect::<std::collections::HashMap<_, _>>()
+    };
+    assert_eq!(server.transcribe(&clip("jfk.wav"), &[]).status, 200);
+    let heard = trace("/v1/audio/transcriptions");
+    assert_eq!(heard["end"], "stop", "{heard}");
+    let phases_of = phases(&heard);
+    for phase in ["total", "queued", "load", "survey", "recognise"] {
+        let event = &phases_of[&format!("transcription.{phase}")];
+        assert!(event["durationMs"].as_f64().is_some() && event["open"].is_null(), "{event}");
+    }
+    assert_eq!(phases_of["transcription.load"]["attributes"]["resident"], false);
+    assert_eq!(phases_of["transcription.survey"]["attributes"]["audioMs"], 11_000);
+    assert!(!heard.to_string().contains("country"), "no text is in a trace");
+    let body = form(&clip("ps-goforward.wav"), &[("stream", "true")]);
+    assert_eq!(server.send("POST", "/v1/audio/transcriptions", KIND, &body).status, 200);
+    let streamed = trace("/v1/audio/transcriptions");
+    assert_eq!(streamed["end"], "stop", "{streamed}");
+    assert_eq!(phases(&streamed)["transcription.load"]["attributes"]["resident"], true);
+    assert_eq!(server.send("POST", "/v1/audio/translations", KIND, &form(b"RIFF", &[])).status, 400);
+    assert_eq!(trace("/v1/audio/translations")["end"], "failed");
+    assert_eq!(server.transcribe(b"", &[]).status, 400);
+    assert_eq!(trace("/v1/audio/transcriptions")["end"], "refused");
 }
 
 #[test]

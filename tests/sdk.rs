@@ -24,10 +24,10 @@ impl Drop for Service {
     }
 }
 
-/// The server, once it is ready.
-fn service() -> Service {
+/// The server with a model, once it is ready.
+fn service(model: &Path) -> Service {
     let mut command = Command::new(env!("CARGO_BIN_EXE_greenroom"));
-    command.arg("serve").arg(common::demo_model()).args(["--port", "0"]);
+    command.arg("serve").arg(model).args(["--port", "0"]);
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut address = String::new();
@@ -76,7 +76,7 @@ fn the_official_python_client_is_served() {
     let Some(python) = std::env::var_os("GREENROOM_SDK_PYTHON") else {
         return skipped("GREENROOM_SDK_PYTHON names no interpreter with the openai package");
     };
-    let service = service();
+    let service = service(&common::demo_model());
     let base = format!("http://{}/v1", service.address);
     let said = run(&python, &[script("openai_client.py").as_os_str(), base.as_ref()]);
     assert!(said.contains("is served"), "{said}");
@@ -86,11 +86,23 @@ fn the_official_python_client_is_served() {
 }
 
 #[test]
+fn the_official_python_client_is_heard() {
+    let Some(python) = std::env::var_os("GREENROOM_SDK_PYTHON") else {
+        return skipped("GREENROOM_SDK_PYTHON names no interpreter with the openai package");
+    };
+    let service = service(&common::speech_model("whisper-tiny.en"));
+    let base = format!("http://{}/v1", service.address);
+    let clip = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/audio/jfk.wav");
+    let said = run(&python, &[script("openai_audio.py").as_os_str(), base.as_ref(), clip.as_os_str()]);
+    assert!(said.contains("is heard"), "{said}");
+}
+
+#[test]
 fn the_readmes_javascript_runs() {
     if Command::new("node").arg("--version").output().is_err() {
         return skipped("node is not installed");
     }
-    let service = service();
+    let service = service(&common::demo_model());
     let folder = tempfile::tempdir().unwrap();
     let path = snippet(folder.path(), "readme_fetch.mjs", &service.address);
     assert!(!run("node", &[path.as_os_str()]).trim().is_empty());

@@ -152,6 +152,20 @@ fn silence_and_noise_say_nothing() {
 }
 
 #[test]
+fn what_was_said_is_not_taken_for_made_up() {
+    let recogniser = Recogniser::new("whisper-tiny.en");
+    for clip in ["jfk.wav", "long-60s.wav"] {
+        let mut options = SpeechOptions::default();
+        options.words = true;
+        let whole = recogniser.hear(clip, &options);
+        (options.words, options.hallucination_silence_s) = (false, Some(2.0));
+        let sifted = recogniser.hear(clip, &options);
+        assert_eq!(sifted.text(), whole.text(), "{clip}");
+        assert!(sifted.segments.iter().all(|segment| segment.words.is_empty()), "nobody asked for words");
+    }
+}
+
+#[test]
 fn words_after_long_silences_are_when_they_were_said() {
     let recogniser = Recogniser::new("whisper-tiny.en");
     let silence = |seconds: usize| vec![0.0_f32; seconds * 16_000];

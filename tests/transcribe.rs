@@ -1,6 +1,6 @@
 //! `greenroom transcribe`, as a person uses it.
 #![cfg(feature = "cpu")]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test")]
 
 mod common;
 
@@ -90,4 +90,78 @@ fn refuses_what_an_english_model_cannot_do() {
     }
     let out = transcribe(&[&clip("jfk.wav"), "--translate"]);
     assert!(text(&out.stderr).contains("--translate"), "{}", text(&out.stderr));
+}
+
+/// A µ-law sample (ITU-T G.711).
+fn mu_law(sample: i16) -> u8 {
+    let sign = if sample < 0 { 0x80 } else { 0 };
+    let magnitude = (i32::from(sample).abs() + 132).min(32_635);
+    let exponent = (magnitude.ilog2() - 7).min(7);
+    let mantissa = (magnitude >> (exponent + 3)) & 0x0f;
+    !(sign | (exponent as u8) << 4 | mantissa as u8)
+}
+
+/// `minutes` of the minute that is there, as a telephone has them: 8 kHz, µ-law.
+fn telephone(minutes: usize) -> Vec<u8> {
+    let samples = common::samples("long-60s.wav");
+    let minute: Vec<u8> = samples
+        .chunks_exact(2)
+        .map(|pair| mu_law((f32::midpoint(pair[0], pair[1]) * 32_767.0) as i16))
+        .collect();
+    let size = (minute.len() * minutes) as u32;
+    let mut wav =
+        b"RIFF\xff\xff\xff\xffWAVEfmt \x12\0\0\0\x07\0\x01\0\x40\x1f\0\0\x40\x1f\0\0\x01\0\x08\0\0\0data"
+            .to_vec();
+    wav.extend_from_slice(&size.to_le_bytes());
+    wav.extend(minute.repeat(minutes));
+    wav
+}
+
+/// What a recording comes to, and the most memory that it took, in bytes.
+#[cfg(target_os = "linux")]
+fn heard_and_peak(wav: &[u8]) -> (serde_json::Value, usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("talk.wav");
+    std::fs::write(&file, wav).unwrap();
+    let model = common::speech_model("whisper-tiny.en");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_greenroom"))
+        .args(["transcribe", "--format", "verbose-json"])
+        .arg(&file)
+        .arg("--model")
+        .arg(model)
+        .args(["--output".as_ref(), folder.path().as_os_str()])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    let mut peak = 0;
+    while child.try_wait().unwrap().is_none() {
+        let status = std::fs::read_to_string(&status).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<usize>().ok());
+        peak = peak.max(kib.unwrap_or(0) * 1024);
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }
+    let json = std::fs::read(folder.path().join("talk.json")).unwrap();
+    (serde_json::from_slice(&json).unwrap(), peak)
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+#[ignore = "takes ten minutes: make test-full"]
+fn three_hours_are_heard_in_the_memory_of_five_minutes_and_their_file() {
+    let (short, long) = (telephone(5), telephone(180));
+    let (five, least) = heard_and_peak(&short);
+    let (three, most) = heard_and_peak(&long);
+    let words = |body: &serde_json::Value| body["text"].as_str().unwrap().split_whitespace().count();
+    println!("{} and {} words, {} and {} MiB", words(&five), words(&three), least >> 20, most >> 20);
+    assert_eq!(three["duration"], 10_800.0);
+    assert!(words(&three).abs_diff(36 * words(&five)) * 50 < words(&three), "{} words", words(&three));
+    let segments = three["segments"].as_array().unwrap();
+    let time = |segment: &serde_json::Value, key: &str| segment[key].as_f64().unwrap();
+    assert!(segments.windows(2).all(|pair| time(&pair[0], "start") <= time(&pair[1], "start")));
+    assert!(time(segments.last().unwrap(), "end") > 10_780.0);
+    // A few windows, and what is known of where speech is.
+    let more = most - least - (long.len() - short.len());
+    assert!(more < 64 << 20, "{} MiB more", more >> 20);
 }

@@ -23,7 +23,7 @@ use crate::model::LoadedModel;
 use crate::model::text::TextModel;
 use crate::types::speech::{SessionSpec, SpeechEvent, SpeechFailure, SpeechOptions, Transcription};
 use crate::types::{
-    ChatEvent, ChatRequest, Epoch, PreparedPrompt, Refusal, RequestId, Terms, Ticket, TokenId,
+    ChatEvent, ChatRequest, Epoch, PreparedPrompt, Refusal, RequestId, Terms, Ticket, TokenId, Trace,
 };
 
 /// Asks for an answer. From an HTTP handler, or a host's own actor, to the gateway.
@@ -124,12 +124,14 @@ pub struct Transcribe {
     pub options: SpeechOptions,
     /// Id of the speech model; `None`: the one there is.
     pub model: Option<String>,
+    /// Where its way is recorded; `None`: in one of its own.
+    pub trace: Option<Trace>,
 }
 
 impl Transcribe {
     /// A recording, with these options.
     pub fn new(audio: Bytes, options: SpeechOptions) -> Self {
-        Self { audio, options, model: None }
+        Self { audio, options, model: None, trace: None }
     }
 }
 

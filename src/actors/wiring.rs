@@ -127,11 +127,20 @@ impl GreenroomBuilder {
         let gateway = Context::<Gateway>::new();
         let history = Arc::new(TokenHistory::default());
         let sessions = Sessions::default();
-        let compute = self.compute_actors(&gateway.address(), &gauges, &history, loader, &live, &sessions);
+        let traces = Arc::new(TraceRing::new(self.config.trace.ring));
+        let speech = self.speech.clone().map(|source| SpeechParts {
+            source,
+            config: self.config.speech.clone(),
+            live: live.clone(),
+            clock: Arc::clone(&self.clock),
+            gauges: Arc::clone(&gauges),
+            sessions: Arc::clone(&sessions),
+            traces: Arc::clone(&traces),
+        });
+        let compute = self.compute_actors(&gateway.address(), &gauges, &history, loader, speech);
         let pulses = compute.pulses();
         let addresses = threads.start_actors(compute).await?;
         let max_rows = self.config.scheduler.max_rows.max(1);
-        let traces = Arc::new(TraceRing::new(self.config.trace.ring));
         let open_chat = gateway.address();
         let gateway = gateway.run(Gateway {
             models: ids
@@ -216,8 +225,7 @@ impl GreenroomBuilder {
         gauges: &Arc<Gauges>,
         history: &Arc<TokenHistory>,
         loader: Loader,
-        live: &LiveCount,
-        sessions: &Sessions,
+        speech: Option<SpeechParts>,
     ) -> ComputeActors {
         ComputeActors {
             settings: self
@@ -241,14 +249,7 @@ impl GreenroomBuilder {
             loader,
             gateway: gateway.downgrade().recipient(),
             clock: Arc::clone(&self.clock),
-            speech: self.speech.clone().map(|source| SpeechParts {
-                source,
-                config: self.config.speech.clone(),
-                live: live.clone(),
-                clock: Arc::clone(&self.clock),
-                gauges: Arc::clone(gauges),
-                sessions: Arc::clone(sessions),
-            }),
+            speech,
         }
     }
 }

@@ -210,7 +210,7 @@ Examples:
   greenroom transcribe recordings/ --model ~/models/whisper-base --language de
   arecord -f S16_LE -r 16000 -d 5 | greenroom transcribe -
 Reads wav, flac, mp3, m4a (AAC-LC, ALAC), ogg and webm (Opus, Vorbis), aiff and caf, whatever the name. Models:
-folders of openai/whisper-* and mlx-community/whisper-*, and CTranslate2's. MLX does not run them yet.")]
+folders of openai/whisper-* and mlx-community/whisper-*, and CTranslate2's.")]
 struct TranscribeArgs {
     /// Audio files; a folder stands for the audio in it, - for stdin
     #[arg(required = true, value_name = "FILE")]
@@ -239,6 +239,9 @@ struct TranscribeArgs {
     /// Pieces of a long recording that are decoded at a time, each for itself: faster, with a bit less context
     #[arg(long, default_value_t = 1, value_name = "N")]
     batch_size: usize,
+    /// Leave text of unlikely words out that has more silence than this around it; 2 is a good value
+    #[arg(long, value_name = "SECONDS")]
+    hallucination_silence: Option<f64>,
     /// Hear all of it, silence as well
     #[arg(long)]
     no_vad: bool,

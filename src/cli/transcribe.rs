@@ -86,6 +86,10 @@ fn options(args: &TranscribeArgs) -> Result<SpeechOptions, Stop> {
         return Err(Stop::new(Exit::Usage, "--batch-size: from 1 to 16"));
     }
     (options.beam_size, options.batch_size) = (args.beam_size, args.batch_size);
+    if args.hallucination_silence.is_some_and(|seconds| !(0.5..=30.0).contains(&seconds)) {
+        return Err(Stop::new(Exit::Usage, "--hallucination-silence: from 0.5 to 30 seconds"));
+    }
+    options.hallucination_silence_s = args.hallucination_silence;
     options.words = args.words;
     options.task = if args.translate { Task::Translate } else { Task::Transcribe };
     options.prompt = args.prompt.clone().unwrap_or_default();

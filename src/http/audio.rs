@@ -9,18 +9,21 @@ use std::time::Duration;
 use actix_multipart::{Multipart, MultipartError};
 use actix_web::http::StatusCode;
 use actix_web::http::header::{self, HeaderName, HeaderValue};
-use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder, web};
-use bytes::{Bytes, BytesMut};
+use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder, ResponseError, web};
+use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout_at};
 
 use super::api_error::ApiError;
+use super::body::Bounded;
 use super::chat::warning;
+use super::recorder::Recorder;
 use super::speech_request::{SpeechCall, read_form, too_large};
 use super::sse::{HEARTBEAT, add_stream_headers};
 use super::state::State;
 use crate::actors::{Transcribe, TranscriptStream};
+use crate::observe::Outcome;
 use crate::types::Refusal;
 use crate::types::speech::{self, AudioFaultKind, Format, SpeechEvent, SpeechFailure, Task, Transcription};
 
@@ -38,7 +41,7 @@ pub(super) async fn transcriptions(
     request: HttpRequest,
     payload: web::Payload,
     state: web::Data<State>,
-) -> Result<HttpResponse, ApiError> {
+) -> HttpResponse {
     answer(&request, payload, &state, Task::Transcribe).await
 }
 
@@ -47,7 +50,7 @@ pub(super) async fn translations(
     request: HttpRequest,
     payload: web::Payload,
     state: web::Data<State>,
-) -> Result<HttpResponse, ApiError> {
+) -> HttpResponse {
     answer(&request, payload, &state, Task::Translate).await
 }
 
@@ -78,12 +81,52 @@ pub(super) async fn speech_body(state: &State) -> Value {
     })
 }
 
-async fn answer(
+async fn answer(request: &HttpRequest, payload: web::Payload, state: &State, task: Task) -> HttpResponse {
+    let route = match task {
+        Task::Transcribe => "/v1/audio/transcriptions",
+        Task::Translate => "/v1/audio/translations",
+    };
+    let mut recorder = Recorder::begin(request, state, route);
+    let opened = open(request, payload, state, task, &recorder).await;
+    let (call, stream) = match opened {
+        Ok(opened) => opened,
+        Err(error) => {
+            recorder.refused(&error);
+            return error.error_response();
+        }
+    };
+    if call.stream {
+        return events(stream, &call, state, recorder).await.unwrap_or_else(|error| error.error_response());
+    }
+    let answered = whole(stream, &call).await;
+    recorder.closed(if answered.is_ok() { Outcome::Stop } else { Outcome::Failed });
+    answered.unwrap_or_else(|error| error.error_response())
+}
+
+/// Reads the request and has it accepted.
+async fn open(
     request: &HttpRequest,
     payload: web::Payload,
     state: &State,
     task: Task,
-) -> Result<HttpResponse, ApiError> {
+    recorder: &Recorder,
+) -> Result<(SpeechCall, TranscriptStream), ApiError> {
+    let call = read(request, payload, state, task).await;
+    recorder.parsed();
+    let (call, file) = call?;
+    let mut ask = Transcribe::new(file, call.options.clone());
+    ask.model = call.model.clone();
+    ask.trace = Some(recorder.trace().clone());
+    Ok((call, state.handles.transcribe_file(ask).await?))
+}
+
+/// What is asked for, and the recording.
+async fn read(
+    request: &HttpRequest,
+    payload: web::Payload,
+    state: &State,
+    task: Task,
+) -> Result<(SpeechCall, Bytes), ApiError> {
     if state.handles.speech_model().is_none() {
         return Err(ApiError::from(Refusal::no_speech_model()).closing());
     }
@@ -107,13 +150,7 @@ async fn answer(
     if file.is_empty() {
         return Err(ApiError::field("file", "empty_file", "is empty: 0 bytes"));
     }
-    let mut ask = Transcribe::new(file, call.options.clone());
-    ask.model = call.model.clone();
-    let stream = state.handles.transcribe_file(ask).await?;
-    match call.stream {
-        true => events(stream, &call, state).await,
-        false => whole(stream, &call).await,
-    }
+    Ok((call, file))
 }
 
 type Upload = (Vec<(String, String)>, Option<Bytes>);
@@ -138,20 +175,22 @@ async fn read_upload(request: &HttpRequest, payload: web::Payload, limit: usize)
         // A part called `file` is the recording, whatever it says of itself.
         let is_file = name == "file";
         let most = if is_file { limit } else { MAX_FIELD };
-        let mut bytes = BytesMut::new();
+        let mut kept = Bounded::new(most);
         while let Some(chunk) = part.next().await {
-            let chunk = chunk.map_err(broken)?;
-            if bytes.len() + chunk.len() > most {
-                return Err(match is_file {
-                    true => too_large(limit),
-                    false => ApiError::field(&name, "invalid_value", format!("is over {MAX_FIELD} bytes"))
-                        .closing(),
-                });
+            if !kept.push(&chunk.map_err(broken)?) {
+                break;
             }
-            bytes.extend_from_slice(&chunk);
         }
+        let Some(bytes) = kept.finish() else {
+            return Err(match is_file {
+                true => too_large(limit),
+                false => {
+                    ApiError::field(&name, "invalid_value", format!("is over {MAX_FIELD} bytes")).closing()
+                }
+            });
+        };
         if is_file {
-            file = Some(bytes.freeze());
+            file = Some(bytes);
             continue;
         }
         if fields.len() == MAX_FIELDS {
@@ -245,12 +284,14 @@ struct Out {
     heartbeat: Duration,
     text: String,
     over: bool,
+    recorder: Recorder,
 }
 
 async fn events(
     mut stream: TranscriptStream,
     call: &SpeechCall,
     state: &State,
+    mut recorder: Recorder,
 ) -> Result<HttpResponse, ApiError> {
     // Until it is known that the recording can be heard, an error is a proper status.
     match stream.next().await {
@@ -259,7 +300,8 @@ async fn events(
         None => return Err(SpeechFailure::ShuttingDown.into()),
     }
     let heartbeat = Duration::from_secs(state.config.heartbeat_s);
-    let out = Out { stream, heartbeat, text: String::new(), over: false };
+    recorder.written();
+    let out = Out { stream, heartbeat, text: String::new(), over: false, recorder };
     let body = stream::unfold(out, |mut out| async move {
         let bytes = out.next().await?;
         Some((Ok::<_, Infallible>(bytes), out))
@@ -294,6 +336,7 @@ impl Out {
             }
             Some(SpeechEvent::Done(heard)) => {
                 self.over = true;
+                self.recorder.closed(Outcome::Stop);
                 let usage = speech::usage(&heard);
                 let text = heard.text();
                 let body = json!({"type": "transcript.text.done", "text": text, "usage": usage});
@@ -306,6 +349,7 @@ impl Out {
 
     fn failed(&mut self, failure: SpeechFailure) -> Bytes {
         self.over = true;
+        self.recorder.closed(Outcome::Failed);
         let error = ApiError::from(failure);
         named("error", &json!({"type": "error", "error": error.body().error}))
     }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use actix_web::error::PayloadError;
 use actix_web::http::{StatusCode, header};
 use actix_web::{HttpRequest, web};
+use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 use serde_json::Value;
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -79,41 +80,70 @@ pub(super) fn check_encoding(request: &HttpRequest, wanted: &str) -> Result<(), 
     }
 }
 
+/// A body, or a part of one, of bounded size. What goes over is read on without being kept, for a while.
+pub(super) struct Bounded {
+    most: usize,
+    total: usize,
+    kept: BytesMut,
+}
+
+impl Bounded {
+    /// So many bytes at most.
+    pub(super) fn new(most: usize) -> Self {
+        Self { most, total: 0, kept: BytesMut::new() }
+    }
+
+    /// Takes the next bytes; whether it is worth to read on.
+    pub(super) fn push(&mut self, chunk: &[u8]) -> bool {
+        self.total = self.total.saturating_add(chunk.len());
+        if self.is_over() {
+            self.kept = BytesMut::new();
+        } else {
+            self.kept.extend_from_slice(chunk);
+        }
+        self.total <= self.most.saturating_add(DISCARD_BYTES)
+    }
+
+    fn is_over(&self) -> bool {
+        self.total > self.most
+    }
+
+    /// All of it; `None` where it was over the limit.
+    pub(super) fn finish(self) -> Option<Bytes> {
+        (!self.is_over()).then(|| self.kept.freeze())
+    }
+}
+
 /// The body, and the place that a large one takes. Waiting for a place leaves the rest
 /// of the body with its sender, whose time that does not cost.
 async fn read_bytes<'a>(
     mut payload: web::Payload,
     config: &HttpConfig,
     places: &'a Semaphore,
-) -> Result<(Vec<u8>, Option<SemaphorePermit<'a>>), ApiError> {
+) -> Result<(Bytes, Option<SemaphorePermit<'a>>), ApiError> {
     let limit = config.max_json_bytes;
     let mut deadline = Instant::now() + Duration::from_secs(config.body_timeout_s);
-    let mut bytes = Vec::new();
-    let mut total = 0_usize;
+    let mut body = Bounded::new(limit);
     let mut place = None;
     while let Some(chunk) = timeout_at(deadline, payload.next()).await.map_err(|_| late(config))? {
         let chunk = chunk.map_err(|error| unreadable(&error))?;
-        total = total.saturating_add(chunk.len());
-        if total <= limit {
-            if total > LARGE_BODY && place.is_none() {
-                let asked = Instant::now();
-                // Nobody closes it, so there is always a place to wait for.
-                place = places.acquire().await.ok();
-                deadline += asked.elapsed();
-            }
-            bytes.extend_from_slice(&chunk);
-        } else {
-            (bytes, place) = (Vec::new(), None);
-            if total > limit.saturating_add(DISCARD_BYTES) {
-                break;
-            }
+        if !body.push(&chunk) {
+            break;
+        }
+        if body.is_over() {
+            place = None;
+        } else if body.total > LARGE_BODY && place.is_none() {
+            let asked = Instant::now();
+            // Nobody closes it, so there is always a place to wait for.
+            place = places.acquire().await.ok();
+            deadline += asked.elapsed();
         }
     }
-    if total > limit {
+    let Some(bytes) = body.finish() else {
         let message = format!("the body is larger than {limit} bytes, the limit (http.max_json_bytes)");
         let status = StatusCode::PAYLOAD_TOO_LARGE;
         return Err(ApiError::invalid(status, "body_too_large", message).closing());
-    }
+    };
     Ok((bytes, place))
 }
 

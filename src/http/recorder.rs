@@ -70,14 +70,18 @@ impl Recorder {
 
     /// The last bytes of an answer that ended with this event go out.
     pub(super) fn ended(&mut self, event: &ChatEvent) {
-        self.written();
-        let now = self.clock.now();
-        self.trace.mark("response.final_write", now, &[]);
-        let outcome = match event {
+        self.closed(match event {
             ChatEvent::Done { finish: FinishReason::Length, .. } => Outcome::Length,
             ChatEvent::Done { .. } | ChatEvent::Text(_) => Outcome::Stop,
             ChatEvent::Failed(_) => Outcome::Failed,
-        };
+        });
+    }
+
+    /// The last bytes of an answer that ended so go out.
+    pub(super) fn closed(&mut self, outcome: Outcome) {
+        self.written();
+        let now = self.clock.now();
+        self.trace.mark("response.final_write", now, &[]);
         // The part that computed it has said so already, and earlier; its word counts.
         self.trace.finish(outcome.as_str(), now);
     }

@@ -94,6 +94,9 @@ pub fn read_form(fields: &[(String, String)], task: Task) -> Result<SpeechCall, 
             "best_of" => call.options.best_of = number(name, value, 1.0, 16.0)? as usize,
             "condition_on_previous_text" => call.options.condition_on_previous_text = boolean(name, value)?,
             "no_speech_threshold" => call.options.no_speech_threshold = number(name, value, 0.0, 1.0)?,
+            "hallucination_silence_threshold" => {
+                call.options.hallucination_silence_s = Some(number(name, value, 0.5, 30.0)?);
+            }
             "word_timestamps" => call.options.words |= boolean(name, value)?,
             "without_timestamps" => call.options.timestamps = !boolean(name, value)?,
             "seed" => call.options.seed = number(name, value, 0.0, 9_007_199_254_740_992.0)? as u64,

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use actix_web::http::StatusCode;
 use actix_web::{HttpRequest, HttpResponse, web};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::api_error::ApiError;
 use super::audio::{add_warning, named, transcript_head};
-use super::body::{check_encoding, late, read_json, unreadable};
+use super::body::{Bounded, check_encoding, late, read_json, unreadable};
 use super::chat::unix_seconds;
 use super::messages::short;
 use super::session_request::{input_body, read_session};
@@ -149,17 +149,17 @@ async fn read_chunk(
 ) -> Result<Bytes, ApiError> {
     check_encoding(request, "the audio as it is")?;
     let deadline = Instant::now() + Duration::from_secs(state.config.body_timeout_s);
-    let mut bytes = BytesMut::new();
+    let mut chunk = Bounded::new(MAX_CHUNK);
     while let Some(part) = timeout_at(deadline, payload.next()).await.map_err(|_| late(&state.config))? {
         let part = part.map_err(|error| unreadable(&error))?;
-        if bytes.len() + part.len() > MAX_CHUNK {
-            let message = format!("the chunk is over {} MiB; send smaller ones", MAX_CHUNK >> 20);
-            let status = StatusCode::PAYLOAD_TOO_LARGE;
-            return Err(ApiError::invalid(status, "request_too_large", message).closing());
+        if !chunk.push(&part) {
+            break;
         }
-        bytes.extend_from_slice(&part);
     }
-    Ok(bytes.freeze())
+    chunk.finish().ok_or_else(|| {
+        let message = format!("the chunk is over {} MiB; send smaller ones", MAX_CHUNK >> 20);
+        ApiError::invalid(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message).closing()
+    })
 }
 
 /// How it is; with `wait_ms`, once something has changed after the revision `since`.

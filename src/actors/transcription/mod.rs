@@ -27,9 +27,9 @@ use crate::model::speech::features::{self, Recording};
 use crate::model::speech::recognise::{Progress, recognise};
 use crate::model::speech::source::SpeechSource;
 use crate::model::speech::tokens::SpeechTokens;
-use crate::observe::{Gauges, fields};
+use crate::observe::{Gauges, Outcome, fields};
 use crate::types::speech::{SpeechEvent, SpeechFailure, SpeechOptions, Transcription};
-use crate::types::{Clock, LiveCount, Refusal, Ticket, TicketOffice};
+use crate::types::{Clock, LiveCount, Refusal, Ticket, TicketOffice, Trace, TraceRing};
 
 mod desk;
 mod live;
@@ -49,6 +49,13 @@ const KEPT_SESSIONS: usize = 4;
 /// Names that clients send without knowing what runs here.
 const OPENAI_NAMES: [&str; 5] = ["", "default", "whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe"];
 
+/// Phases of a recording's trace.
+const TOTAL: &str = "transcription.total";
+const QUEUED: &str = "transcription.queued";
+const LOAD: &str = "transcription.load";
+const SURVEY: &str = "transcription.survey";
+const RECOGNISE: &str = "transcription.recognise";
+
 /// What the service is made of.
 pub(crate) struct SpeechParts {
     pub(crate) source: Arc<dyn SpeechSource>,
@@ -58,6 +65,7 @@ pub(crate) struct SpeechParts {
     pub(crate) gauges: Arc<Gauges>,
     /// Read by everybody who has an id.
     pub(crate) sessions: Sessions,
+    pub(crate) traces: Arc<TraceRing>,
 }
 
 /// What the tasks share.
@@ -77,6 +85,7 @@ struct Shared {
     steps: Semaphore,
     /// Those that are open, and those that ended lately.
     sessions: Sessions,
+    traces: Arc<TraceRing>,
     /// Requests that need the model now.
     users: Cell<usize>,
     /// Grows with every use: a timer that finds another number has been overtaken.
@@ -96,7 +105,7 @@ impl TranscriptionService {
     /// With a model, or without.
     pub(crate) fn new(parts: Option<SpeechParts>, turns: &ComputeTurns) -> Self {
         let stop = watch::Sender::new(false);
-        let Some(SpeechParts { source, config, live, clock, gauges, sessions }) = parts else {
+        let Some(SpeechParts { source, config, live, clock, gauges, sessions, traces }) = parts else {
             let none = || TicketOffice::new(0, LiveCount::default());
             return Self { shared: None, places: none(), session_places: none(), stop };
         };
@@ -110,6 +119,7 @@ impl TranscriptionService {
             running: Semaphore::new(config.max_running),
             steps: Semaphore::new(config.max_running),
             sessions,
+            traces,
             source,
             config,
             clock,
@@ -140,6 +150,24 @@ impl TranscriptionService {
         let shared = self.shared.as_ref().ok_or_else(Refusal::no_speech_model)?;
         if *self.stop.borrow() { Err(Refusal::Draining) } else { Ok(shared) }
     }
+
+    /// Gives a recording its place and begins.
+    fn accept(
+        &self,
+        shared: &Rc<Shared>,
+        message: Transcribe,
+        trace: &Trace,
+    ) -> Result<TranscriptStream, Refusal> {
+        let model = shared.named(message.model)?.to_owned();
+        let now = shared.clock.now();
+        let ticket = self.places.try_take(trace.id(), now).ok_or(Refusal::Busy { retry_after: RETRY })?;
+        trace.begin_lasting(TOTAL, now, &[("bytes", message.audio.len().into())]);
+        let (events, receiver) = mpsc::unbounded_channel();
+        let stream = TranscriptStream { id: ticket.id, model, events: receiver };
+        let ask = Ask { audio: message.audio, options: message.options, events, trace: trace.clone() };
+        actix::spawn(work(Rc::clone(shared), ticket, ask, self.stop.subscribe()));
+        Ok(stream)
+    }
 }
 
 impl Actor for TranscriptionService {
@@ -151,15 +179,11 @@ impl Handler<Transcribe> for TranscriptionService {
 
     fn handle(&mut self, message: Transcribe, _: &mut Self::Context) -> Self::Result {
         let shared = self.open()?;
-        let id = shared.named(message.model)?;
         let (request, _) = draw()?;
-        let ticket = self.places.try_take(request, shared.clock.now());
-        let ticket = ticket.ok_or(Refusal::Busy { retry_after: RETRY })?;
-        let (events, receiver) = mpsc::unbounded_channel();
-        let stream = TranscriptStream { id: ticket.id, model: id.to_owned(), events: receiver };
-        let stop = self.stop.subscribe();
-        actix::spawn(work(Rc::clone(shared), ticket, message.audio, message.options, events, stop));
-        Ok(stream)
+        let now = shared.clock.now();
+        let trace = message.trace.clone().unwrap_or_else(|| Trace::new(request, now));
+        shared.traces.insert(&trace);
+        self.accept(shared, message, &trace).inspect_err(|_| trace.finish(Outcome::Refused.as_str(), now))
     }
 }
 
@@ -341,53 +365,65 @@ impl Shared {
 
 type Events = mpsc::UnboundedSender<SpeechEvent>;
 
-/// A request's way from its place to its last event.
-async fn work(
-    shared: Rc<Shared>,
-    ticket: Ticket,
+/// A recording that has its place.
+struct Ask {
     audio: Bytes,
     options: SpeechOptions,
     events: Events,
-    mut stop: watch::Receiver<bool>,
-) {
+    trace: Trace,
+}
+
+/// A request's way from its place to its last event.
+async fn work(shared: Rc<Shared>, ticket: Ticket, ask: Ask, mut stop: watch::Receiver<bool>) {
     shared.status.borrow_mut().requests += 1;
     let last = tokio::select! {
         biased;
-        () = events.closed() => {
+        () = ask.events.closed() => {
             shared.status.borrow_mut().cancelled += 1;
+            ask.trace.finish(Outcome::Cancelled.as_str(), shared.clock.now());
             return;
         }
         _ = stop.wait_for(|stop| *stop) => Err(SpeechFailure::ShuttingDown),
-        done = transcribe(&shared, audio, &options, &events) => done,
+        done = transcribe(&shared, &ask) => done,
     };
     drop(ticket);
-    let last = match last {
-        Ok(transcription) => SpeechEvent::Done(transcription),
-        Err(failure) => SpeechEvent::Failed(failure),
+    let (last, outcome) = match last {
+        Ok(transcription) => (SpeechEvent::Done(transcription), Outcome::Stop),
+        Err(failure) => (SpeechEvent::Failed(failure), Outcome::Failed),
     };
+    ask.trace.finish(outcome.as_str(), shared.clock.now());
     // BOUND: the last event of a request.
-    let _gone = events.send(last);
+    let _gone = ask.events.send(last);
 }
 
-async fn transcribe(
-    shared: &Rc<Shared>,
-    audio: Bytes,
-    options: &SpeechOptions,
-    events: &Events,
-) -> Result<Transcription, SpeechFailure> {
+async fn transcribe(shared: &Rc<Shared>, ask: &Ask) -> Result<Transcription, SpeechFailure> {
+    let Ask { audio, options, events, trace } = ask;
     let begun = shared.clock.now();
+    trace.begin(QUEUED, begun, &[]);
     let _running = shared.running.acquire().await.map_err(|_| SpeechFailure::ShuttingDown)?;
     let _counted = shared.gauges.speech.running.hold();
+    trace.end(QUEUED, shared.clock.now(), &[]);
     let user = User::new(shared);
+    trace.begin(LOAD, shared.clock.now(), &[("resident", shared.desk.engine().is_loaded().into())]);
     let tokens = shared.load().await?;
+    trace.end(LOAD, shared.clock.now(), &[]);
     tokens.check(options)?;
     let mels = shared.desk.engine().with(|engine| Ok(engine.dims().mels)).map_err(failure)?;
     let limits = AudioLimits { max_seconds: shared.config.max_seconds as f64, ..AudioLimits::default() };
-    let receiver = features::start(Recording::Encoded(audio), limits, mels, options.vad_used())
+    let receiver = features::start(Recording::Encoded(audio.clone()), limits, mels, options.vad_used())
         .map_err(|error| SpeechFailure::Internal { message: error.to_string() })?;
+    trace.begin(SURVEY, shared.clock.now(), &[]);
     let mut tell = |progress: Progress<'_>| {
         let event = match progress {
-            Progress::Surveyed(survey) => SpeechEvent::Started { seconds: survey.seconds() },
+            Progress::Surveyed(survey) => {
+                let now = shared.clock.now();
+                let audio_ms = (survey.seconds() * 1000.0) as u64;
+                // A frame is 10 ms long.
+                let heard = [("audioMs", audio_ms.into()), ("speechMs", (survey.frames() * 10).into())];
+                trace.end(SURVEY, now, &heard);
+                trace.begin(RECOGNISE, now, &[]);
+                SpeechEvent::Started { seconds: survey.seconds() }
+            }
             Progress::Segment(segment) => SpeechEvent::Segment(segment.clone()),
             Progress::Done(_) => return,
         };
@@ -397,6 +433,7 @@ async fn transcribe(
     let heard = recognise(&shared.desk, &tokens, options, receiver, &mut tell).await;
     drop(user);
     if let Ok(heard) = &heard {
+        trace.end(RECOGNISE, shared.clock.now(), &[("segments", heard.segments.len().into())]);
         let speech = &shared.gauges.speech;
         speech.recordings.up();
         speech.audio_ms.add((heard.duration * 1000.0) as u64);

@@ -15,6 +15,7 @@ pub mod mel;
 pub mod recognise;
 pub mod rules;
 pub mod segments;
+mod silence;
 #[cfg_attr(
     not(feature = "cpu"),
     allow(unused_variables, reason = "only the CPU backend has settings, and without any nothing is packed")

@@ -11,6 +11,7 @@ use super::features::{Feed, Survey};
 use super::mel;
 use super::rules::log_sum_exp;
 use super::segments;
+use super::silence::{self, Span};
 use super::tokens::SpeechTokens;
 use super::words::Aligner;
 use super::{HOP, LogitsOf, WINDOW_FRAMES};
@@ -174,7 +175,7 @@ impl<C: Compute> Run<'_, C> {
             let is_silent = task.is_silent(&decoded);
             let advance = match is_silent {
                 true => size,
-                false => self.take(&window, decoded, seek, size, tell).await?,
+                false => self.take(&window, decoded, seek..total, tell).await?,
             };
             seek += advance.clamp(1, WINDOW_FRAMES);
             tell(Progress::Done(self.survey.original(seek.min(total) as f64 / 100.0, true)));
@@ -281,7 +282,8 @@ impl<C: Compute> Run<'_, C> {
             if task.is_silent(&decoded) {
                 break;
             }
-            let (segments, advance) = self.segments(&window, &decoded, seek, size, &mut last_end).await?;
+            let (segments, advance) =
+                self.segments(&window, &decoded, seek..piece.end, &mut last_end).await?;
             out.extend(segments);
             seek += if advance == 0 { size } else { advance };
         }
@@ -316,19 +318,21 @@ impl<C: Compute> Run<'_, C> {
         }
     }
 
-    /// A window's segments with their words, and the frames to the next window.
+    /// A window's segments with their words, and the frames to the next window. `rest` is what there is from the
+    /// window's first frame on.
     async fn segments(
         &self,
         window: &Window,
         decoded: &Decoded,
-        seek: usize,
-        size: usize,
+        rest: Range<usize>,
         last_end: &mut f64,
     ) -> Result<(Vec<Segment>, usize), SpeechError> {
+        let (seek, size) = (rest.start, rest.len().min(WINDOW_FRAMES));
         let cut = segments::cut(self.tokens, decoded, seek, size);
         let (mut segments, mut advance) = (cut.segments, cut.advance);
         let offset = seek as f64 / 100.0;
-        if self.options.words {
+        if self.options.words || self.options.hallucination_silence_s.is_some() {
+            let said_before = *last_end;
             let aligner = Aligner {
                 compute: self.compute,
                 tokens: self.tokens,
@@ -341,6 +345,21 @@ impl<C: Compute> Run<'_, C> {
             if let Some(end) = last.map(|word| word.end).filter(|end| !cut.single_ending && *end > offset) {
                 advance = ((end * 100.0).round() as usize).saturating_sub(seek);
             }
+            if let Some(threshold) = self.options.hallucination_silence_s {
+                let end = (seek + size) as f64 / 100.0;
+                let content_end = rest.end as f64 / 100.0;
+                let span = Span { start: offset, end, content_end, last_end: said_before };
+                let kept = silence::sift(&segments, span, threshold, cut.single_ending);
+                segments.truncate(kept.segments);
+                if let Some(next) = kept.next {
+                    advance = ((next * 100.0).round() as usize).saturating_sub(seek);
+                }
+                let last = segments.iter().rev().find_map(|segment| segment.words.last());
+                *last_end = last.map_or(said_before, |word| word.end);
+            }
+            if !self.options.words {
+                segments.iter_mut().for_each(|segment| segment.words.clear());
+            }
         }
         Ok((segments, advance))
     }
@@ -350,12 +369,12 @@ impl<C: Compute> Run<'_, C> {
         &mut self,
         window: &Window,
         decoded: Decoded,
-        seek: usize,
-        size: usize,
+        rest: Range<usize>,
         tell: &mut dyn FnMut(Progress<'_>),
     ) -> Result<usize, SpeechError> {
+        let size = rest.len().min(WINDOW_FRAMES);
         let mut last_end = self.last_end;
-        let (segments, advance) = self.segments(window, &decoded, seek, size, &mut last_end).await?;
+        let (segments, advance) = self.segments(window, &decoded, rest, &mut last_end).await?;
         self.last_end = last_end;
         for segment in segments {
             self.history.extend_from_slice(&segment.tokens);

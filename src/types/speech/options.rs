@@ -68,7 +68,8 @@ pub struct SpeechOptions {
     pub logprob_threshold: f64,
     /// Above it a text repeats itself.
     pub compression_ratio_threshold: f64,
-    /// Silences longer than so many seconds around unlikely words are skipped; needs `words`.
+    /// Text of unlikely words with silence of more than so many seconds around it is taken for made up and
+    /// left out; words are aligned for it. 2 is a good value.
     pub hallucination_silence_s: Option<f64>,
     /// Silence is skipped; `None`: all is heard.
     pub vad: Option<VadOptions>,
