@@ -60,6 +60,8 @@ impl Handler<Write> for Poet {
                     ChatEvent::Text(text) => poem.push_str(&text),
                     ChatEvent::Done { .. } => break,
                     ChatEvent::Failed(failure) => return Err(Refusal::Internal { message: failure.message }),
+                    // What nobody asked for does not come.
+                    _ => {}
                 }
             }
             Ok(poem)

@@ -123,8 +123,6 @@ fn what_is_known_and_not_supported_is_refused_by_name() {
         ("n", json!(2)),
         ("n", json!(0)),
         ("best_of", json!(3)),
-        ("logprobs", json!(true)),
-        ("top_logprobs", json!(2)),
         ("response_format", json!({"type": "json_object"})),
         ("response_format", json!({"type": "json_schema", "json_schema": {}})),
         ("tool_choice", json!("required")),

@@ -89,7 +89,7 @@ fn sample(bench: &mut Bench, name: &str, temperature: f32, top_k: u32) -> Result
             Ok(((Sampler::default(), Random(19).vector(VOCAB), params), bytes(VOCAB)))
         },
         |_, _, (sampler, logits, params)| {
-            let wanted = SampleFor { position: 1, params, output: &[], logprob: false };
+            let wanted = SampleFor { position: 1, params, output: &[], scores: None };
             std::hint::black_box(sampler.draw(logits, &wanted)?);
             Ok(())
         },

@@ -127,7 +127,7 @@ impl Engine for InstantEngine {
 
     fn submit(&mut self, plan: &StepPlan<'_>) -> Result<StepHandle, EngineError> {
         let outcome = |want: &Want<'_>| match want {
-            Want::Sample(_) => RowOutcome::Sampled { token: LETTER, logprob: None },
+            Want::Sample(_) => RowOutcome::Sampled { token: LETTER, scores: None },
             _ => RowOutcome::Advanced,
         };
         self.pending.rows = plan.rows.iter().map(|row| outcome(&row.want)).collect();

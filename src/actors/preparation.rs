@@ -141,6 +141,7 @@ fn prepare(
             tokens: if request.ignore_eos { Vec::new() } else { job.text.end_tokens.clone() },
         },
         max_new_tokens: asked.clamp(1, room),
+        scores: request.scores,
         stable: prompt,
         breakpoints: Vec::new(),
         stripped: 0,

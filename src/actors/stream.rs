@@ -5,18 +5,20 @@
 //! dropped without an end says so itself: a receiver always sees exactly one terminal
 //! event, whatever happened to the part that owned the sink.
 
+use std::collections::VecDeque;
+
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-use crate::types::{ChatEvent, Failure, FailureReason};
+use crate::types::{ChatEvent, Failure, FailureReason, TokenScores};
 
 /// Events that fit, the terminal one's slot included.
 pub(crate) const EVENT_SLOTS: usize = 64;
 
-/// What became of a piece of text.
+/// What became of events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Sent {
-    /// It is on its way.
+    /// They are on their way.
     Yes,
     /// The client does not read: no room now.
     Full,
@@ -29,6 +31,37 @@ pub(crate) enum Sent {
 pub(crate) struct EventSink {
     tx: mpsc::Sender<ChatEvent>,
     end: Option<mpsc::OwnedPermit<ChatEvent>>,
+}
+
+/// What waits until the client has room for it, in order. Text joins to text.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    events: VecDeque<ChatEvent>,
+}
+
+impl Outbox {
+    /// Whether nothing waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+
+    /// Adds text, possibly none.
+    pub(crate) fn text(&mut self, more: String) {
+        match self.events.back_mut() {
+            _ if more.is_empty() => {}
+            Some(ChatEvent::Text(text)) => text.push_str(&more),
+            _ => self.events.push_back(ChatEvent::Text(more)),
+        }
+    }
+
+    /// Adds log-probabilities, possibly none.
+    pub(crate) fn scores(&mut self, more: Vec<TokenScores>) {
+        match self.events.back_mut() {
+            _ if more.is_empty() => {}
+            Some(ChatEvent::Scores(scores)) => scores.extend(more),
+            _ => self.events.push_back(ChatEvent::Scores(more)),
+        }
+    }
 }
 
 /// A bounded channel whose last slot belongs to the terminal event.
@@ -44,19 +77,19 @@ impl EventSink {
         self.tx.is_closed()
     }
 
-    /// Sends text if there is room; empties `text` only then. Never waits.
-    pub(crate) fn try_text(&self, text: &mut String) -> Sent {
-        if text.is_empty() {
-            return Sent::Yes;
-        }
-        match self.tx.try_reserve() {
-            Ok(slot) => {
-                slot.send(ChatEvent::Text(std::mem::take(text)));
-                Sent::Yes
+    /// Sends what waits as far as there is room. Never waits.
+    pub(crate) fn try_send(&self, outbox: &mut Outbox) -> Sent {
+        while let Some(event) = outbox.events.pop_front() {
+            match self.tx.try_send(event) {
+                Ok(()) => {}
+                Err(TrySendError::Full(event)) => {
+                    outbox.events.push_front(event);
+                    return Sent::Full;
+                }
+                Err(TrySendError::Closed(_)) => return Sent::Closed,
             }
-            Err(TrySendError::Full(())) => Sent::Full,
-            Err(TrySendError::Closed(())) => Sent::Closed,
         }
+        Sent::Yes
     }
 
     /// Sends the terminal event through its slot and ends the channel.
@@ -84,18 +117,20 @@ impl Drop for EventSink {
 mod tests {
     use super::*;
 
-    fn text(s: &str) -> String {
-        s.to_owned()
+    fn text(s: &str) -> Outbox {
+        let mut outbox = Outbox::default();
+        outbox.text(s.to_owned());
+        outbox
     }
 
     #[test]
     fn the_end_has_a_slot_of_its_own() {
         let (sink, mut rx) = channel(3);
-        assert_eq!(sink.try_text(&mut text("a")), Sent::Yes);
-        assert_eq!(sink.try_text(&mut text("b")), Sent::Yes);
+        assert_eq!(sink.try_send(&mut text("a")), Sent::Yes);
+        assert_eq!(sink.try_send(&mut text("b")), Sent::Yes);
         let mut third = text("c");
-        assert_eq!(sink.try_text(&mut third), Sent::Full);
-        assert_eq!(third, "c", "text that was not sent stays");
+        assert_eq!(sink.try_send(&mut third), Sent::Full);
+        assert!(!third.is_empty(), "text that was not sent stays");
         let end = Failure::new(FailureReason::RowFailed, "x");
         sink.finish(ChatEvent::Failed(end.clone()));
         assert_eq!(rx.try_recv(), Ok(ChatEvent::Text("a".into())));
@@ -117,6 +152,6 @@ mod tests {
         let (sink, rx) = channel(8);
         drop(rx);
         assert!(sink.is_closed());
-        assert_eq!(sink.try_text(&mut text("a")), Sent::Closed);
+        assert_eq!(sink.try_send(&mut text("a")), Sent::Closed);
     }
 }

@@ -251,6 +251,7 @@ async fn answer(
                 return Ok(Ended::Whole(text));
             }
             Some(ChatEvent::Failed(failure)) => return Err(Stop::new(Exit::Failure, failure.message)),
+            Some(_) => {}
             None => return Err(Stop::new(Exit::Failure, "the answer broke off")),
         }
     }

@@ -18,7 +18,7 @@ use super::completion_request::read_completion;
 use super::identity::{Identity, REQUEST_ID};
 use super::options::Call;
 use super::recorder::Recorder;
-use super::sse::{self, AnswerWriter, Surface, broken_off};
+use super::sse::{self, Answer, AnswerWriter, Surface, broken_off};
 use super::state::State;
 use crate::actors::ChatStream;
 use crate::types::{ChatEvent, Failure};
@@ -96,6 +96,7 @@ async fn open(
     cache.session = cache.session.take().or_else(|| session_header(request.headers()));
     call.request.trace = Some(recorder.trace().clone());
     let service_tier = call.terms.settle(request.headers(), &mut call.request)?;
+    let has_scores = call.request.scores.is_some();
     let chat = state.handles.chat(std::mem::take(&mut call.request)).await.map_err(|refusal| {
         let mut error = ApiError::from(refusal);
         // What is wrong with the prompt as a whole is said of the field that holds it here.
@@ -111,6 +112,7 @@ async fn open(
         model: chat.model.clone(),
         service_tier,
         include_usage: call.include_usage,
+        has_scores,
     };
     Ok((call, chat, writer))
 }
@@ -160,22 +162,23 @@ async fn whole(
     writer: AnswerWriter,
     mut recorder: Recorder,
 ) -> HttpResponse {
-    let mut content = String::new();
+    let mut answer = Answer::default();
     let end = loop {
         match chat.events.recv().await.unwrap_or_else(|| ChatEvent::Failed(broken_off())) {
-            ChatEvent::Text(text) => content.push_str(&text),
+            ChatEvent::Text(text) => answer.text.push_str(&text),
+            ChatEvent::Scores(scores) => answer.scores.extend(scores),
             end => break end,
         }
     };
     recorder.ended(&end);
     let (mut response, timings) = match end {
         ChatEvent::Done { finish, usage, timings } => {
-            let body = writer.whole(&content, finish, usage);
+            let body = writer.whole(&answer, finish, usage);
             (response.content_type("application/json").body(body), Some(timings))
         }
         ChatEvent::Failed(failure) => (failed(&mut response, failure), None),
         // The loop above ends with a terminal event.
-        ChatEvent::Text(_) => (failed(&mut response, broken_off()), None),
+        ChatEvent::Text(_) | ChatEvent::Scores(_) => (failed(&mut response, broken_off()), None),
     };
     add_timing(response.headers_mut(), &recorder.server_timing(timings));
     response

@@ -71,6 +71,7 @@ pub fn read_chat(body: Value) -> Result<Call, ApiError> {
         stop: options::read_stop(&mut body)?,
         max_tokens,
         cache,
+        scores: read_scores(&mut body)?,
         ignore_eos: body.boolean("ignore_eos")?.unwrap_or(false),
         ..ChatRequest::default()
     };
@@ -82,14 +83,11 @@ pub fn read_chat(body: Value) -> Result<Call, ApiError> {
 fn refuse_unsupported(body: &mut Fields) -> Result<(), ApiError> {
     let off = |value: &Value| *value == Value::Bool(false);
     let on = |value: &Value| *value == Value::Bool(true);
-    let zero = |value: &Value| value.as_f64() == Some(0.0);
     let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
     let never = |_: &Value| false;
     let said = |list: &'static [&'static str]| {
         move |value: &Value| value.as_str().is_some_and(|text| list.contains(&text))
     };
-    body.unsupported("logprobs", "log-probabilities are not supported yet", off)?;
-    body.unsupported("top_logprobs", "log-probabilities are not supported yet", zero)?;
     body.unsupported("modalities", "only [\"text\"] is supported", |value| {
         value.as_array().is_some_and(|list| list.iter().all(|item| item.as_str() == Some("text")))
     })?;
@@ -113,6 +111,16 @@ fn read_template_kwargs(body: &mut Fields) -> Result<Map<String, Value>, ApiErro
         return Err(ApiError::field(&path, "invalid_value", "is set by the server itself"));
     }
     Ok(kwargs)
+}
+
+/// `logprobs`, and `top_logprobs` beside it.
+fn read_scores(body: &mut Fields) -> Result<Option<u8>, ApiError> {
+    let wanted = body.boolean("logprobs")?.unwrap_or(false);
+    let top = body.integer("top_logprobs", 0, i64::from(ChatRequest::MAX_TOP))?;
+    if top.is_some_and(|top| top > 0) && !wanted {
+        return Err(ApiError::field("top_logprobs", "invalid_value", "needs `logprobs`: true"));
+    }
+    Ok(wanted.then(|| u8::try_from(top.unwrap_or(0)).unwrap_or(ChatRequest::MAX_TOP)))
 }
 
 /// Hands `reasoning_effort` to the template, which knows what to do with it, or ignores it.

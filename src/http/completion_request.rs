@@ -25,7 +25,6 @@ pub fn read_completion(body: Value) -> Result<Call, ApiError> {
     let mut body = Fields::new("", body)?;
     let mut unknown = Vec::new();
     options::refuse_unsupported(&mut body)?;
-    body.unsupported("logprobs", "log-probabilities are not supported yet", |_| false)?;
     body.unsupported(
         "suffix",
         "filling in the middle is not supported; write it into the prompt",
@@ -48,11 +47,18 @@ pub fn read_completion(body: Value) -> Result<Call, ApiError> {
         stop: options::read_stop(&mut body)?,
         max_tokens: Some(max_tokens),
         cache,
+        scores: read_scores(&mut body)?,
         ignore_eos: body.boolean("ignore_eos")?.unwrap_or(false),
         ..ChatRequest::default()
     };
     body.unknown(&mut unknown);
     Ok(Call { request, stream, include_usage, client, terms, unknown })
+}
+
+/// How many of the best tokens are told in each one's place.
+fn read_scores(body: &mut Fields) -> Result<Option<u8>, ApiError> {
+    let top = body.integer("logprobs", 0, i64::from(ChatRequest::MAX_TOP))?;
+    Ok(top.and_then(|top| u8::try_from(top).ok()))
 }
 
 /// One text, or a list that holds one.
@@ -103,7 +109,8 @@ mod tests {
             (json!({"prompt": [{}]}), "prompt[0]"),
             (json!({"prompt": ["a", "b"]}), "prompt"),
             (json!({"prompt": "a", "suffix": "b"}), "suffix"),
-            (json!({"prompt": "a", "logprobs": 3}), "logprobs"),
+            (json!({"prompt": "a", "logprobs": 21}), "logprobs"),
+            (json!({"prompt": "a", "logprobs": true}), "logprobs"),
             (json!({"prompt": "a", "echo": true}), "echo"),
             (json!({"prompt": "a", "messages": []}), "messages"),
             (json!({"prompt": "a", "max_tokens": 0}), "max_tokens"),

@@ -3,6 +3,8 @@
 
 use serde::Serialize;
 
+use super::scores::{ChatScores, TextScores};
+
 /// An error's envelope.
 #[derive(Debug, Serialize)]
 pub struct ErrorBody<'a> {
@@ -53,8 +55,8 @@ pub struct Choice<'a> {
     pub index: u32,
     /// The answer.
     pub message: AnswerMessage<'a>,
-    /// Always null here.
-    pub logprobs: Option<()>,
+    /// Where they were asked for.
+    pub logprobs: Option<ChatScores>,
     /// `stop` or `length`.
     pub finish_reason: &'static str,
 }
@@ -106,8 +108,8 @@ pub struct TextChoice<'a> {
     pub text: &'a str,
     /// 0.
     pub index: u32,
-    /// Always null here.
-    pub logprobs: Option<()>,
+    /// Where they were asked for.
+    pub logprobs: Option<TextScores>,
     /// `stop` or `length`; null in all chunks but the last.
     pub finish_reason: Option<&'static str>,
 }
@@ -119,8 +121,8 @@ pub struct ChunkChoice<'a> {
     pub index: u32,
     /// What is new.
     pub delta: Delta<'a>,
-    /// Always null here.
-    pub logprobs: Option<()>,
+    /// Where they were asked for: of the tokens that begin in this piece.
+    pub logprobs: Option<ChatScores>,
     /// In the last chunk.
     pub finish_reason: Option<&'static str>,
 }

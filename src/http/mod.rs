@@ -32,6 +32,7 @@ mod realtime;
 mod recorder;
 mod requests;
 mod routes;
+mod scores;
 mod session_request;
 mod socket;
 mod speech_request;

@@ -72,7 +72,7 @@ impl Recorder {
     pub(super) fn ended(&mut self, event: &ChatEvent) {
         self.closed(match event {
             ChatEvent::Done { finish: FinishReason::Length, .. } => Outcome::Length,
-            ChatEvent::Done { .. } | ChatEvent::Text(_) => Outcome::Stop,
+            ChatEvent::Done { .. } | ChatEvent::Text(_) | ChatEvent::Scores(_) => Outcome::Stop,
             ChatEvent::Failed(_) => Outcome::Failed,
         });
     }

@@ -23,7 +23,8 @@ use super::dto::{
     AnswerMessage, Choice, ChunkChoice, Completion, Delta, PromptTokensDetails, TextChoice, UsageBody,
 };
 use super::recorder::Recorder;
-use crate::types::{ChatEvent, Failure, FailureReason, FinishReason, Usage};
+use super::scores::{ChatScores, TextScores, chat_scores, text_scores};
+use crate::types::{ChatEvent, Failure, FailureReason, FinishReason, TokenScores, Usage};
 
 /// A comment: keeps the connection alive and is ignored by every client.
 pub(super) const HEARTBEAT: &[u8] = b": waiting\n\n";
@@ -84,19 +85,42 @@ pub struct AnswerWriter {
     pub service_tier: Option<&'static str>,
     /// Whether a stream's usage chunk was asked for.
     pub include_usage: bool,
+    /// Whether log-probabilities were asked for.
+    pub has_scores: bool,
+}
+
+/// All of an answer's text.
+#[derive(Clone, Debug, Default)]
+pub struct Answer {
+    /// Its text.
+    pub text: String,
+    /// Its tokens' log-probabilities, where they were asked for.
+    pub scores: Vec<TokenScores>,
 }
 
 impl AnswerWriter {
     /// The first chunk of a chat's stream: who speaks.
     pub fn role(&self) -> Bytes {
-        self.chat_chunk(Delta { role: Some("assistant"), content: Some("") }, None)
+        self.chat_chunk(Delta { role: Some("assistant"), content: Some("") }, None, None)
     }
 
     /// A piece of the answer.
     pub fn text(&self, text: &str) -> Bytes {
         match self.surface {
-            Surface::Chat => self.chat_chunk(Delta { role: None, content: Some(text) }, None),
-            Surface::Text => self.text_chunk(text, None),
+            Surface::Chat => self.chat_chunk(Delta { role: None, content: Some(text) }, None, None),
+            Surface::Text => self.text_chunk(text, None, None),
+        }
+    }
+
+    /// A piece of the answer with the log-probabilities of the tokens that begin in it; the answer has so
+    /// many characters before it.
+    pub fn scored_text(&self, text: &str, scores: &[TokenScores], offset: usize) -> Bytes {
+        match self.surface {
+            Surface::Chat => {
+                let delta = Delta { role: None, content: Some(text) };
+                self.chat_chunk(delta, Some(chat_scores(scores)), None)
+            }
+            Surface::Text => self.text_chunk(text, Some(text_scores(scores, offset)), None),
         }
     }
 
@@ -104,8 +128,8 @@ impl AnswerWriter {
     pub fn done(&self, finish: FinishReason, usage: Usage) -> Bytes {
         let finish = Some(finish_name(finish));
         let mut bytes = match self.surface {
-            Surface::Chat => self.chat_chunk(Delta::default(), finish),
-            Surface::Text => self.text_chunk("", finish),
+            Surface::Chat => self.chat_chunk(Delta::default(), None, finish),
+            Surface::Text => self.text_chunk("", None, finish),
         }
         .to_vec();
         if self.include_usage {
@@ -122,32 +146,45 @@ impl AnswerWriter {
     }
 
     /// A whole answer, as JSON.
-    pub fn whole(&self, text: &str, finish: FinishReason, usage: Usage) -> Bytes {
+    pub fn whole(&self, answer: &Answer, finish: FinishReason, usage: Usage) -> Bytes {
+        let Answer { text, scores } = answer;
+        let is_scored = self.has_scores;
         let usage = Some(Some(usage_body(usage)));
         let finish_reason = finish_name(finish);
         let mut bytes = Vec::new();
         match self.surface {
             Surface::Chat => {
                 let message = AnswerMessage { role: "assistant", content: text, refusal: None };
-                let choice = Choice { index: 0, message, logprobs: None, finish_reason };
+                let logprobs = is_scored.then(|| chat_scores(scores));
+                let choice = Choice { index: 0, message, logprobs, finish_reason };
                 write(&mut bytes, &self.document(false, &[choice], usage));
             }
             Surface::Text => {
-                let choice =
-                    TextChoice { text, index: 0, logprobs: None, finish_reason: Some(finish_reason) };
+                let logprobs = is_scored.then(|| text_scores(scores, 0));
+                let choice = TextChoice { text, index: 0, logprobs, finish_reason: Some(finish_reason) };
                 write(&mut bytes, &self.document(false, &[choice], usage));
             }
         }
         bytes.into()
     }
 
-    fn chat_chunk(&self, delta: Delta<'_>, finish_reason: Option<&'static str>) -> Bytes {
-        let choice = ChunkChoice { index: 0, delta, logprobs: None, finish_reason };
+    fn chat_chunk(
+        &self,
+        delta: Delta<'_>,
+        logprobs: Option<ChatScores>,
+        finish_reason: Option<&'static str>,
+    ) -> Bytes {
+        let choice = ChunkChoice { index: 0, delta, logprobs, finish_reason };
         event(&self.document(true, &[choice], self.include_usage.then_some(None)))
     }
 
-    fn text_chunk(&self, text: &str, finish_reason: Option<&'static str>) -> Bytes {
-        let choice = TextChoice { text, index: 0, logprobs: None, finish_reason };
+    fn text_chunk(
+        &self,
+        text: &str,
+        logprobs: Option<TextScores>,
+        finish_reason: Option<&'static str>,
+    ) -> Bytes {
+        let choice = TextChoice { text, index: 0, logprobs, finish_reason };
         event(&self.document(true, &[choice], self.include_usage.then_some(None)))
     }
 
@@ -265,6 +302,10 @@ struct Body {
     heard: Instant,
     begun: bool,
     ended: bool,
+    /// Log-probabilities whose text has not come yet.
+    scores: Vec<TokenScores>,
+    /// Characters of the answer so far, counted where there are log-probabilities.
+    offset: usize,
 }
 
 impl Body {
@@ -308,12 +349,25 @@ impl Body {
             self.recorder.written();
         }
         match event {
-            ChatEvent::Text(text) => self.frame.write(out, &text),
+            ChatEvent::Text(text) if !self.writer.has_scores => self.frame.write(out, &text),
+            ChatEvent::Text(text) => self.write_scored(out, &text),
+            ChatEvent::Scores(scores) => self.scores.extend(scores),
             ChatEvent::Done { finish, usage, .. } => {
+                if !self.scores.is_empty() {
+                    self.write_scored(out, "");
+                }
                 out.extend_from_slice(&self.writer.done(finish, usage));
             }
             ChatEvent::Failed(failure) => out.extend_from_slice(&self.writer.failed(failure)),
         }
+    }
+}
+
+impl Body {
+    fn write_scored(&mut self, out: &mut Vec<u8>, text: &str) {
+        let scores = std::mem::take(&mut self.scores);
+        out.extend_from_slice(&self.writer.scored_text(text, &scores, self.offset));
+        self.offset += text.chars().count();
     }
 }
 
@@ -329,7 +383,9 @@ pub(super) fn body(
     let frame = PieceFrame::of(&writer);
     let timer = Box::pin(tokio::time::sleep(heartbeat));
     let heard = Instant::now();
-    let body = Body { frame, writer, events, heartbeat, recorder, timer, heard, begun, ended: false };
+    let (scores, offset, ended) = (Vec::new(), 0, false);
+    let body =
+        Body { frame, writer, events, heartbeat, recorder, timer, heard, begun, ended, scores, offset };
     stream::unfold(body, |mut body| async move {
         if body.ended {
             return None;

@@ -158,7 +158,7 @@ impl<O: Ops> DecoderEngine<O> {
             if !logits.iter().all(|value| value.is_finite()) {
                 return RowOutcome::Failed(EngineError::NotANumber);
             }
-            match self.sampler.draw(logits, &SampleFor { position, output, logprob: false, ..*wanted }) {
+            match self.sampler.draw(logits, &SampleFor { position, output, scores: None, ..*wanted }) {
                 Ok(drawn) => tokens.push(drawn.token),
                 Err(error) => return RowOutcome::Failed(error),
             }
@@ -179,7 +179,7 @@ impl<O: Ops> DecoderEngine<O> {
         }
         match (row.want, logits.last()) {
             (Want::Sample(wanted), Some(last)) => match self.sampler.draw(last, &wanted) {
-                Ok(drawn) => RowOutcome::Sampled { token: drawn.token, logprob: drawn.logprob },
+                Ok(drawn) => RowOutcome::Sampled { token: drawn.token, scores: drawn.scores },
                 Err(error) => RowOutcome::Failed(error),
             },
             (Want::Nothing, _) | (Want::Sample(_), None) => RowOutcome::Advanced,
@@ -219,7 +219,7 @@ pub(super) fn is_best_token(params: &SamplingParams) -> bool {
 pub(super) fn draws_on_device(row: &PlanRow<'_>) -> bool {
     match row.want {
         Want::Nothing => true,
-        Want::Sample(wanted) => !wanted.logprob && is_best_token(wanted.params),
+        Want::Sample(wanted) => wanted.scores.is_none() && is_best_token(wanted.params),
         _ => false,
     }
 }

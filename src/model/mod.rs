@@ -11,6 +11,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::model::sampler::Scores;
 use crate::model::text::TextModel;
 use crate::types::{EngineError, Epoch, LoadError, SamplingParams, SequenceId, TokenId};
 
@@ -69,8 +70,8 @@ pub struct SampleFor<'a> {
     pub position: u32,
     /// Tokens produced so far, for the penalties.
     pub output: &'a [TokenId],
-    /// Whether the token's log-probability is wanted: a pass over the vocabulary.
-    pub logprob: bool,
+    /// Log-probabilities wanted: the token's and those of so many of the best. A pass over the vocabulary.
+    pub scores: Option<u8>,
 }
 
 /// One row of a step: `input` continues the sequence at `start`.
@@ -108,8 +109,8 @@ pub enum RowOutcome {
     Sampled {
         /// The token; not yet computed itself.
         token: TokenId,
-        /// Natural logarithm of its probability under the unmodified distribution, where it was wanted.
-        logprob: Option<f32>,
+        /// Log-probabilities, where they were wanted.
+        scores: Option<Scores>,
     },
     /// Proposals were verified: the tokens drawn, at least one. All but the last are the row's inputs
     /// and committed with it; the last is not yet computed itself.

@@ -14,16 +14,18 @@ use crate::model::SampleFor;
 use crate::types::{EngineError, SamplingParams, TokenId};
 
 mod keep;
+mod score;
 mod weigh;
 
+pub use score::Scores;
+
 /// A drawn token.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Drawn {
     /// Which.
     pub token: TokenId,
-    /// Natural logarithm of its probability under the model's own distribution:
-    /// before bias, penalties, temperature and filters. Where it was wanted.
-    pub logprob: Option<f32>,
+    /// Where they were wanted.
+    pub scores: Option<Scores>,
 }
 
 /// The uniform number of a draw, in `[0, 1)`, a multiple of 2⁻⁵³.
@@ -76,12 +78,8 @@ impl Sampler {
         } else {
             pick(modified, top.logit, params, uniform(params.seed, wanted.position))
         };
-        let logprob = wanted.logprob.then(|| {
-            let raw = logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
-            let total = weigh::total(logits, best.logit, 1.0);
-            (f64::from(raw) - f64::from(best.logit) - total.ln()) as f32
-        });
-        Ok(Drawn { token: TokenId(token), logprob })
+        let scores = wanted.scores.map(|count| score::scores(logits, best, token, count));
+        Ok(Drawn { token: TokenId(token), scores })
     }
 
     /// Fills `changed` with the logits after bias and penalties.

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::ids::TokenId;
+
 /// Why generation ended normally.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FinishReason {
@@ -76,11 +78,36 @@ impl Failure {
     }
 }
 
+/// Bytes of a token, possibly part of a character, with the natural logarithm of its probability under
+/// the model's own distribution: before bias, penalties, temperature and filters.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ScoredToken {
+    /// Which.
+    pub token: TokenId,
+    /// As it stands in the answer; of a control token its name.
+    pub bytes: Vec<u8>,
+    /// Minus infinity for a token that cannot come.
+    pub logprob: f32,
+}
+
+/// A token of an answer, and what could have come in its place.
+#[derive(Clone, PartialEq, Debug)]
+pub struct TokenScores {
+    /// The answer's.
+    pub chosen: ScoredToken,
+    /// The most probable ones, as many as were asked for, best first.
+    pub top: Vec<ScoredToken>,
+}
+
 /// One event of a chat stream. Exactly one of `Done` and `Failed` comes, last.
 #[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
 pub enum ChatEvent {
     /// A piece of the answer; never empty, never half a character.
     Text(String),
+    /// Log-probabilities of the tokens that the next text, or the end, is made of; where they were
+    /// asked for. Those of all events are those of all tokens of the text.
+    Scores(Vec<TokenScores>),
     /// The end.
     Done {
         /// Why.
@@ -97,6 +124,6 @@ pub enum ChatEvent {
 impl ChatEvent {
     /// Whether no event follows this one.
     pub fn is_terminal(&self) -> bool {
-        !matches!(self, Self::Text(_))
+        matches!(self, Self::Done { .. } | Self::Failed(_))
     }
 }

@@ -116,6 +116,9 @@ pub struct ChatRequest {
     pub max_tokens: Option<u32>,
     /// Go on past end-of-sequence tokens (for measurements).
     pub ignore_eos: bool,
+    /// Log-probabilities of the answer's tokens, and of so many of the best in each one's place, at most
+    /// [`ChatRequest::MAX_TOP`].
+    pub scores: Option<u8>,
     /// What it says of the prompt cache.
     pub cache: CacheTerms,
     /// For fairness and logs.
@@ -129,6 +132,9 @@ pub struct ChatRequest {
 }
 
 impl ChatRequest {
+    /// Most tokens that can be told beside each one of the answer.
+    pub const MAX_TOP: u8 = 20;
+
     /// Checks what can be checked without a model: the ranges of numbers.
     ///
     /// # Errors
@@ -138,6 +144,10 @@ impl ChatRequest {
         if self.max_tokens == Some(0) {
             let message = "0 is not at least 1".to_owned();
             return Err(PrepareError::Field { field: "max_tokens".to_owned(), message });
+        }
+        if let Some(count) = self.scores.filter(|count| *count > Self::MAX_TOP) {
+            let message = format!("{count} is more than {}", Self::MAX_TOP);
+            return Err(PrepareError::Field { field: "top_logprobs".to_owned(), message });
         }
         Ok(())
     }
@@ -163,6 +173,8 @@ pub struct PreparedPrompt {
     pub stop: StopRules,
     /// Most tokens to produce, at least 1; prompt + this fits the context.
     pub max_new_tokens: u32,
+    /// Log-probabilities wanted, see [`ChatRequest::scores`].
+    pub scores: Option<u8>,
     /// Tokens that the conversation's next prompt will begin with, as far as can be told.
     pub stable: u32,
     /// Lengths of the prompt that the client marked as worth keeping, ascending.

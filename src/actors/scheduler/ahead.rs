@@ -111,5 +111,6 @@ fn is_plain(row: &Row, engine: &dyn Engine) -> bool {
         && !row.placement.fill
         && !row.placement.lookup
         && row.suspect_until.is_none()
+        && row.scores.is_none()
         && engine.can_pipeline(&row.sampling)
 }

@@ -218,7 +218,7 @@ impl Core {
         }
         let shape = Shape {
             prompt_tokens: u32::try_from(admit.prompt.tokens.len()).unwrap_or(u32::MAX),
-            logprobs: false,
+            logprobs: admit.prompt.scores.is_some(),
             fill: admit.fill.is_some(),
         };
         // While an engine is rebuilt nobody knows how much memory the next one has: a row is placed

@@ -30,6 +30,7 @@ mod recover;
 pub(crate) mod restart;
 pub(crate) mod reuse;
 pub(crate) mod row;
+mod scores;
 mod step;
 pub(crate) mod stop;
 

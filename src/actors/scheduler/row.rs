@@ -16,8 +16,10 @@ use crate::actors::scheduler::lookup::PromptLookup;
 use crate::actors::scheduler::placement::{HEADROOM_TOKENS, Placement};
 use crate::actors::scheduler::plan::Prefilling;
 use crate::actors::scheduler::reuse::Reuse;
+use crate::actors::scheduler::scores::Scoring;
 use crate::actors::scheduler::stop::StopMatcher;
-use crate::actors::stream::{EventSink, Sent};
+use crate::actors::stream::{EventSink, Outbox, Sent};
+use crate::model::sampler::Scores;
 use crate::model::text::TextModel;
 use crate::model::tokenizer::Detokenizer;
 use crate::types::{
@@ -79,8 +81,8 @@ pub(crate) struct Row {
     waiting_since: Option<Duration>,
     /// Earlier stretches in the queue.
     waited: Duration,
-    /// Text that the client has no room for; while there is some the row is parked.
-    pub(crate) outbox: String,
+    /// What the client has no room for; while there is something the row is parked.
+    pub(crate) outbox: Outbox,
     pub(crate) stalled_since: Option<Duration>,
     /// Set when nothing more is computed and only text is left to be sent.
     pub(crate) ended: Option<FinishReason>,
@@ -88,6 +90,11 @@ pub(crate) struct Row {
     max_new_tokens: u32,
     detokenizer: Detokenizer,
     stops: StopMatcher,
+    /// Log-probabilities wanted, see [`crate::types::ChatRequest::scores`].
+    pub(crate) scores: Option<u8>,
+    scoring: Scoring,
+    /// Bytes of text produced.
+    written: usize,
     admitted: Option<Duration>,
     first_token: Option<Duration>,
     last_token: Option<Duration>,
@@ -147,13 +154,16 @@ impl Row {
             sampling: prompt.sampling,
             cached: None,
             passed_over: 0,
-            outbox: String::new(),
+            outbox: Outbox::default(),
             stalled_since: None,
             ended: None,
             end_tokens: prompt.stop.tokens,
             max_new_tokens: prompt.max_new_tokens,
             detokenizer: Detokenizer::new(text),
             stops: StopMatcher::new(&prompt.stop.strings),
+            scores: prompt.scores,
+            scoring: Scoring::default(),
+            written: 0,
             admitted: None,
             first_token: None,
             last_token: None,
@@ -346,12 +356,22 @@ impl Row {
 
     /// Takes a new token: history, text, ends. Puts text into the outbox and says
     /// whether the row is finished.
-    pub(crate) fn accept(&mut self, token: TokenId, context: u32, now: Duration) -> Option<FinishReason> {
+    pub(crate) fn accept(
+        &mut self,
+        token: TokenId,
+        scores: Option<Scores>,
+        context: u32,
+        now: Duration,
+    ) -> Option<FinishReason> {
         self.first_token.get_or_insert(now);
         self.last_token = Some(now);
         self.tokens.push(token);
         if self.end_tokens.contains(&token) {
             return Some(self.end_of_text(FinishReason::Stop));
+        }
+        if let Some(scores) = scores {
+            let at = self.written + self.detokenizer.pending();
+            self.scoring.push(at, self.detokenizer.spelled(token, scores));
         }
         let text = self.detokenizer.push(token);
         if self.deliver(&text) {
@@ -379,7 +399,7 @@ impl Row {
         }
         self.taken(proposal.tokens.len());
         // Within the room there was, so only a stop string can end the answer here.
-        proposal.tokens.into_iter().find_map(|token| self.accept(token, context, now))
+        proposal.tokens.into_iter().find_map(|token| self.accept(token, None, context, now))
     }
 
     /// No token follows: releases half characters and withheld text.
@@ -389,14 +409,19 @@ impl Row {
             return FinishReason::Stop;
         }
         let held = self.stops.finish();
-        self.outbox.push_str(&held);
+        let scores = self.scoring.finish();
+        self.outbox.scores(scores);
+        self.outbox.text(held);
         reason
     }
 
     /// Puts what is certainly answer into the outbox; true when a stop string is complete.
     fn deliver(&mut self, text: &str) -> bool {
+        self.written += text.len();
         let released = self.stops.push(text);
-        self.outbox.push_str(&released.text);
+        let scores = self.scoring.release(released.text.len());
+        self.outbox.scores(scores);
+        self.outbox.text(released.text);
         released.stopped
     }
 
@@ -405,7 +430,7 @@ impl Row {
         if self.events.is_closed() {
             return Flow::Closed;
         }
-        match self.events.try_text(&mut self.outbox) {
+        match self.events.try_send(&mut self.outbox) {
             Sent::Yes => {
                 self.stalled_since = None;
                 Flow::Open

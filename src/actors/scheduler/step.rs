@@ -10,6 +10,7 @@ use crate::actors::scheduler::pace::Work;
 use crate::actors::scheduler::placement::Lane;
 use crate::actors::scheduler::plan::{Decoding, Prefilling, share};
 use crate::actors::scheduler::row::{Flow, Row};
+use crate::model::sampler::Scores;
 use crate::model::{PREVIOUS, PlanRow, RowOutcome, SampleFor, StepHandle, StepOutcome, StepPlan, Want};
 use crate::types::{EngineError, Failure, FailureReason, Priority, TokenId};
 
@@ -299,12 +300,12 @@ impl Core {
                     self.advance(span.order, span.tokens);
                     self.publish_prefix(span.order);
                 }
-                RowOutcome::Sampled { token, .. } if span.samples && span.proposed == 0 => {
+                RowOutcome::Sampled { token, scores } if span.samples && span.proposed == 0 => {
                     self.advance(span.order, span.tokens);
                     if span.prefill {
                         self.publish_prefix(span.order);
                     }
-                    self.accept(span.order, &[token]);
+                    self.accept(span.order, &[token], scores);
                 }
                 RowOutcome::Verified { tokens } if span.proposed > 0 && is_verified(span, &tokens) => {
                     self.verified(span, &tokens);
@@ -331,7 +332,7 @@ impl Core {
             row.taken(right);
         }
         self.advance(span.order, u32::try_from(tokens.len()).unwrap_or(u32::MAX));
-        self.accept(span.order, tokens);
+        self.accept(span.order, tokens, None);
     }
 
     /// The span's row, unless it lost its place while the step was under way, and this with it.
@@ -345,15 +346,15 @@ impl Core {
         }
     }
 
-    /// Gives new tokens to their row. A panic in host state costs that row alone.
-    fn accept(&mut self, order: u64, tokens: &[TokenId]) {
+    /// Gives new tokens to their row, the first one's scores with them. A panic in host state costs that row alone.
+    fn accept(&mut self, order: u64, tokens: &[TokenId], mut scores: Option<Scores>) {
         let now = self.now();
         let stall_timeout = self.settings.stall_timeout;
         let context = self.engine.as_ref().map_or(u32::MAX, |engine| engine.info().context);
         let Some(row) = self.running.iter_mut().find(|row| row.order == order) else { return };
         let before = row.produced();
         let accepted = catch_unwind(AssertUnwindSafe(|| {
-            let finish = tokens.iter().find_map(|token| row.accept(*token, context, now));
+            let finish = tokens.iter().find_map(|token| row.accept(*token, scores.take(), context, now));
             let finish = finish.or_else(|| row.accept_known(context, now));
             // What was verified beyond the end of the answer is not part of the row.
             row.computed = row.computed.min(row.len());
@@ -402,7 +403,8 @@ fn is_verified(span: &Span, tokens: &[TokenId]) -> bool {
 
 fn plan_row(row: &Row, span: Span) -> Option<PlanRow<'_>> {
     let sequence = row.sequence?;
-    let sample = |output| SampleFor { params: &row.sampling, position: row.len(), output, logprob: false };
+    let sample =
+        |output| SampleFor { params: &row.sampling, position: row.len(), output, scores: row.scores };
     if span.follows {
         // Rows like this depend on nothing that was produced: see `may_run_ahead`.
         let position = row.len() + row.drawing;

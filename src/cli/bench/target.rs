@@ -117,6 +117,7 @@ async fn here(greenroom: &Greenroom, ask: &Ask) -> Result<Answer, Stop> {
                 return Ok(answer);
             }
             ChatEvent::Failed(failure) => return Err(failed(failure.message)),
+            _ => {}
         }
     }
     Err(failed("the answer broke off".to_owned()))

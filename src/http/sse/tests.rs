@@ -18,6 +18,7 @@ fn writer(include_usage: bool) -> AnswerWriter {
         model: "m".into(),
         service_tier,
         include_usage,
+        has_scores: false,
     }
 }
 

@@ -87,7 +87,7 @@ impl<O: Ops> DecoderEngine<O> {
         for row in pending.rows {
             let computed = match row.draw.map(|index| drawn.get(index).copied().flatten()) {
                 None => row.outcome.clone(),
-                Some(Some(token)) => RowOutcome::Sampled { token, logprob: None },
+                Some(Some(token)) => RowOutcome::Sampled { token, scores: None },
                 Some(None) => RowOutcome::Failed(EngineError::NotANumber),
             };
             outcome.rows.push(match computed {

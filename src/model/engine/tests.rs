@@ -85,7 +85,7 @@ fn each_want_gets_its_outcome_in_the_plans_order() {
     let (a, b, c, d) =
         (open(&mut engine, 8), open(&mut engine, 8), open(&mut engine, 8), open(&mut engine, 8));
     let greedy = Arc::new(SamplingParams::greedy());
-    let wanted = SampleFor { params: &greedy, position: 2, output: &[], logprob: true };
+    let wanted = SampleFor { params: &greedy, position: 2, output: &[], scores: Some(0) };
     let (two, three) = (ids(&[1, 2]), ids(&[3, 4, 5]));
     let rows = vec![
         PlanRow { want: Want::AllLogits, ..row(a, &three, 0) },
@@ -100,12 +100,12 @@ fn each_want_gets_its_outcome_in_the_plans_order() {
         [Some(4), Some(5), Some(6)]
     );
     assert_eq!(outcome.rows[1], RowOutcome::Advanced);
-    let RowOutcome::Sampled { token, logprob: Some(logprob) } = outcome.rows[2] else {
+    let RowOutcome::Sampled { token, scores: Some(scores) } = outcome.rows[2].clone() else {
         panic!("{outcome:?}")
     };
     assert_eq!(token, TokenId(3));
     let exact = 5.0 - (5.0f64.exp() + 15.0).ln();
-    assert!((f64::from(logprob) - exact).abs() < 1e-6);
+    assert!((f64::from(scores.drawn) - exact).abs() < 1e-6);
     let RowOutcome::Logits(last) = &outcome.rows[3] else { panic!("{outcome:?}") };
     assert_eq!((last.len(), last[0][6]), (1, 5.0));
 }

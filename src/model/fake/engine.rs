@@ -8,6 +8,7 @@ use super::control::FakeControl;
 use super::{Fault, Reply, Script};
 use crate::model::engine::{draws_on_device, is_best_token};
 use crate::model::ops::{check_bytes, check_piece};
+use crate::model::sampler::Scores;
 use crate::model::text::TextModel;
 use crate::model::{
     Engine, EngineInfo, EngineMemory, KvNumbers, PREVIOUS, RowOutcome, StepHandle, StepOutcome, StepPlan,
@@ -32,6 +33,8 @@ struct PendingRow {
     is_void: bool,
     /// Tokens of output so far, if a token is wanted.
     sample: Option<usize>,
+    /// Log-probabilities wanted.
+    scores: Option<u8>,
     /// The inputs after the first are proposals.
     verify: bool,
 }
@@ -222,6 +225,12 @@ impl FakeEngine {
         drawn
     }
 
+    /// Made up: the drawn token is the best one, those after it follow, each by half less.
+    fn scores(&self, drawn: TokenId, count: u8) -> Scores {
+        let of = |rank: u32| (TokenId((drawn.0 + rank) % self.info.vocab), -0.5 * (rank + 1) as f32);
+        Scores { drawn: -0.5, top: (0..u32::from(count)).map(of).collect() }
+    }
+
     fn run(&mut self, mut row: PendingRow) -> RowOutcome {
         let Some(sequence) = self.sequences.get(&row.sequence.number) else {
             return RowOutcome::Failed(EngineError::UnknownSequence { sequence: row.sequence });
@@ -253,7 +262,8 @@ impl FakeEngine {
             Some(produced) => {
                 let token = self.next(&tokens, produced);
                 self.drawn.insert(row.sequence.number, token);
-                RowOutcome::Sampled { token, logprob: None }
+                let scores = row.scores.map(|count| self.scores(token, count));
+                RowOutcome::Sampled { token, scores }
             }
         };
         if let Some(sequence) = self.sequences.get_mut(&row.sequence.number) {
@@ -383,6 +393,10 @@ impl Engine for FakeEngine {
                     Want::Sample(sample) | Want::Verify(sample) => {
                         Some(sample.output.len() + usize::from(row.input == [PREVIOUS]))
                     }
+                    _ => None,
+                },
+                scores: match &row.want {
+                    Want::Sample(sample) => sample.scores,
                     _ => None,
                 },
                 verify: matches!(row.want, Want::Verify(_)),

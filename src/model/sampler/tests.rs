@@ -13,7 +13,7 @@ fn params(change: impl FnOnce(&mut SamplingParams)) -> Arc<SamplingParams> {
 }
 
 fn draw(logits: &[f32], params: &Arc<SamplingParams>, position: u32, output: &[TokenId]) -> Drawn {
-    Sampler::default().draw(logits, &SampleFor { params, position, output, logprob: true }).unwrap()
+    Sampler::default().draw(logits, &SampleFor { params, position, output, scores: Some(0) }).unwrap()
 }
 
 fn ids(tokens: &[u32]) -> Vec<TokenId> {
@@ -116,9 +116,9 @@ fn logprob_is_of_the_unmodified_distribution() {
     });
     let drawn = draw(&logits, &forced, 0, &[]);
     assert_eq!(drawn.token, TokenId(3));
-    assert!((f64::from(drawn.logprob.unwrap()) - exact[3].ln()).abs() < 1e-5);
+    assert!((f64::from(drawn.scores.as_ref().unwrap().drawn) - exact[3].ln()).abs() < 1e-5);
     let best = draw(&logits, &Arc::new(SamplingParams::greedy()), 0, &[]);
-    assert!((f64::from(best.logprob.unwrap()) - exact[1].ln()).abs() < 1e-6);
+    assert!((f64::from(best.scores.as_ref().unwrap().drawn) - exact[1].ln()).abs() < 1e-6);
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn penalties_leave_no_trace_for_the_next_row() {
     let output = ids(&[0, 0, 0]);
     let other = ids(&[1]);
     for (output, expected) in [(&output, 1), (&other, 0), (&output, 1)] {
-        let wanted = SampleFor { params: &penalised, position: 0, output, logprob: false };
+        let wanted = SampleFor { params: &penalised, position: 0, output, scores: None };
         assert_eq!(sampler.draw(&logits, &wanted).unwrap().token, TokenId(expected));
     }
 }
@@ -208,7 +208,7 @@ fn extremes_give_a_token() {
 #[test]
 fn values_that_are_no_numbers_are_refused() {
     let greedy = Arc::new(SamplingParams::greedy());
-    let wanted = SampleFor { params: &greedy, position: 0, output: &[], logprob: false };
+    let wanted = SampleFor { params: &greedy, position: 0, output: &[], scores: None };
     let mut rows = vec![vec![], vec![f32::NEG_INFINITY; 40]];
     for bad in [f32::NAN, f32::INFINITY] {
         for place in [0, 17, 39] {
@@ -326,9 +326,9 @@ proptest! {
         let output = ids(&output);
         let alone = draw(&logits, &sampled, position, &output);
         let mut shared = Sampler::default();
-        let neighbour = SampleFor { params: &sampled, position: 3, output: &output, logprob: false };
+        let neighbour = SampleFor { params: &sampled, position: 3, output: &output, scores: None };
         shared.draw(&other, &neighbour).unwrap();
-        let wanted = SampleFor { params: &sampled, position, output: &output, logprob: true };
+        let wanted = SampleFor { params: &sampled, position, output: &output, scores: Some(0) };
         prop_assert_eq!(shared.draw(&logits, &wanted).unwrap(), alone);
     }
 

@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 
+use crate::model::sampler::Scores;
 use crate::model::text::TextModel;
-use crate::types::TokenId;
+use crate::types::{ScoredToken, TokenId, TokenScores};
 
 /// An incremental decoder of one answer. Control tokens give no text.
 #[derive(Debug)]
@@ -30,6 +31,18 @@ impl Detokenizer {
         let text = String::from_utf8_lossy(&self.pending[..complete]).into_owned();
         self.pending.drain(..complete);
         text
+    }
+
+    /// Bytes that wait for the rest of their character.
+    pub fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Scores of a token with what the tokens spell.
+    pub fn spelled(&self, token: TokenId, scores: Scores) -> TokenScores {
+        let bytes = |token| self.text.tokenizer.token_bytes(token);
+        let of = |(token, logprob)| ScoredToken { token, bytes: bytes(token), logprob };
+        TokenScores { chosen: of((token, scores.drawn)), top: scores.top.into_iter().map(of).collect() }
     }
 
     /// Ends the answer: an incomplete character becomes one U+FFFD.

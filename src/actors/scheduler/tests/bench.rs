@@ -122,6 +122,7 @@ impl Bench {
             sampling: Arc::new(SamplingParams::greedy()),
             stop: StopRules { strings: ask.stop.clone(), tokens: vec![TokenId(257)] },
             max_new_tokens: ask.max_new,
+            scores: None,
             stable: ask.stable,
             breakpoints: Vec::new(),
             stripped: 0,

@@ -118,6 +118,7 @@ impl World {
             sampling: Arc::new(SamplingParams::greedy()),
             stop: StopRules::default(),
             max_new_tokens: max_new,
+            scores: None,
             stable: 0,
             breakpoints: Vec::new(),
             stripped: 0,
