@@ -120,8 +120,6 @@ fn what_is_known_and_not_supported_is_refused_by_name() {
         json!([{"type": "function", "function": function}])
     };
     for (param, value) in [
-        ("n", json!(2)),
-        ("n", json!(0)),
         ("best_of", json!(3)),
         ("response_format", json!({"type": "json_object"})),
         ("response_format", json!({"type": "json_schema", "json_schema": {}})),

@@ -66,6 +66,7 @@ async fn one_of_actors(tokens: u32, handles: Handles) -> Result<(), Failed> {
             ChatEvent::Text(_) => texts += 1,
             ChatEvent::Done { .. } => break,
             ChatEvent::Failed(failure) => return Err(failure.message.into()),
+            _ => {}
         }
     }
     check(texts, u64::from(tokens))

@@ -15,12 +15,12 @@ use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout_at};
 
+use super::answer::{HEARTBEAT, add_stream_headers};
 use super::api_error::ApiError;
 use super::body::Bounded;
 use super::chat::warning;
 use super::recorder::Recorder;
 use super::speech_request::{SpeechCall, read_form, too_large};
-use super::sse::{HEARTBEAT, add_stream_headers};
 use super::state::State;
 use crate::actors::{Transcribe, TranscriptStream};
 use crate::observe::Outcome;

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use actix_web::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder, ResponseError, web};
 
+use super::answer::{self, ChatWriter, Choices, Head, TextWriter, Writer};
 use super::api_error::ApiError;
 use super::body::read_json;
 use super::chat_request::read_chat;
@@ -18,10 +19,10 @@ use super::completion_request::read_completion;
 use super::identity::{Identity, REQUEST_ID};
 use super::options::Call;
 use super::recorder::Recorder;
-use super::sse::{self, Answer, AnswerWriter, Surface, broken_off};
 use super::state::State;
 use crate::actors::ChatStream;
-use crate::types::{ChatEvent, Failure};
+use crate::observe::Outcome;
+use crate::types::{ChatRequest, Failure, FinishReason, Refusal};
 
 /// The seed in use: with it, the same request gives the same answer.
 const SEED: HeaderName = HeaderName::from_static("x-greenroom-seed");
@@ -32,13 +33,40 @@ const MAX_WARNING: usize = 1024;
 /// Longest name of a field in it, bytes.
 const MAX_NAME: usize = 200;
 
+/// Which of OpenAI's two shapes an answer has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Surface {
+    /// `POST /v1/chat/completions`: messages.
+    Chat,
+    /// `POST /v1/completions`: text.
+    Text,
+}
+
+impl Surface {
+    /// Its path.
+    fn route(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Text => "/v1/completions",
+        }
+    }
+
+    /// What an answer's id begins with.
+    pub(super) fn prefix(self) -> &'static str {
+        match self {
+            Self::Chat => "chatcmpl",
+            Self::Text => "cmpl",
+        }
+    }
+}
+
 /// Answers a conversation.
 pub(super) async fn chat(
     request: HttpRequest,
     payload: web::Payload,
     state: web::Data<State>,
 ) -> HttpResponse {
-    answer(&request, payload, &state, Surface::Chat).await
+    serve(&request, payload, &state, Surface::Chat).await
 }
 
 /// Goes on from a text.
@@ -47,10 +75,10 @@ pub(super) async fn text(
     payload: web::Payload,
     state: web::Data<State>,
 ) -> HttpResponse {
-    answer(&request, payload, &state, Surface::Text).await
+    serve(&request, payload, &state, Surface::Text).await
 }
 
-async fn answer(
+async fn serve(
     request: &HttpRequest,
     payload: web::Payload,
     state: &State,
@@ -58,7 +86,7 @@ async fn answer(
 ) -> HttpResponse {
     let recorder = Recorder::begin(request, state, surface.route());
     let opened = open(request, payload, state, surface, &recorder).await;
-    let (call, chat, writer) = match opened {
+    let opened = match opened {
         Ok(opened) => opened,
         Err(error) => {
             recorder.refused(&error);
@@ -68,13 +96,22 @@ async fn answer(
         }
     };
     let mut response = HttpResponse::Ok();
-    add_headers(&mut response, &Identity::of(request, state), &call, &chat);
-    if !call.stream {
-        return whole(response, chat, writer, recorder).await;
+    add_headers(&mut response, &Identity::of(request, state), &opened);
+    let Opened { call, choices, head, .. } = opened;
+    let heartbeat = call.stream.then(|| Duration::from_secs(state.config.heartbeat_s));
+    match surface {
+        Surface::Chat => respond(response, ChatWriter::new(head), choices, recorder, heartbeat).await,
+        Surface::Text => respond(response, TextWriter::new(head), choices, recorder, heartbeat).await,
     }
-    let heartbeat = Duration::from_secs(state.config.heartbeat_s);
-    sse::add_stream_headers(&mut response);
-    response.streaming(sse::body(writer, chat.events, heartbeat, recorder))
+}
+
+/// A request that was accepted.
+struct Opened {
+    call: Call,
+    choices: Choices,
+    /// With it, the first choice can be had again.
+    seed: u64,
+    head: Head,
 }
 
 /// Reads the request and has it accepted.
@@ -84,7 +121,7 @@ async fn open(
     state: &State,
     surface: Surface,
     recorder: &Recorder,
-) -> Result<(Call, ChatStream, AnswerWriter), ApiError> {
+) -> Result<Opened, ApiError> {
     let call = read_json(request, payload, state).await.and_then(|body| match surface {
         Surface::Chat => read_chat(body),
         Surface::Text => read_completion(body),
@@ -97,7 +134,8 @@ async fn open(
     call.request.trace = Some(recorder.trace().clone());
     let service_tier = call.terms.settle(request.headers(), &mut call.request)?;
     let has_scores = call.request.scores.is_some();
-    let chat = state.handles.chat(std::mem::take(&mut call.request)).await.map_err(|refusal| {
+    let asked = std::mem::take(&mut call.request);
+    let (first, rest) = open_choices(state, asked, call.choices).await.map_err(|refusal| {
         let mut error = ApiError::from(refusal);
         // What is wrong with the prompt as a whole is said of the field that holds it here.
         if surface == Surface::Text && error.param.as_deref() == Some("messages") {
@@ -105,23 +143,43 @@ async fn open(
         }
         error
     })?;
-    let writer = AnswerWriter {
-        surface,
-        id: format!("{}-{}", surface.prefix(), chat.id),
-        created: unix_seconds(chat.created),
-        model: chat.model.clone(),
+    let head = Head {
+        id: format!("{}-{}", surface.prefix(), first.id),
+        created: unix_seconds(first.created),
+        model: first.model.clone(),
         service_tier,
         include_usage: call.include_usage,
         has_scores,
+        choices: call.choices,
     };
-    Ok((call, chat, writer))
+    let seed = first.seed;
+    let streams = [first].into_iter().chain(rest).map(|chat| chat.events);
+    Ok(Opened { choices: Choices::new(streams.collect()), call, seed, head })
 }
 
-fn add_headers(response: &mut HttpResponseBuilder, identity: &Identity, call: &Call, chat: &ChatStream) {
+/// Has each choice accepted, or none. They differ in their seeds; the prompt is computed once, for those
+/// that come later find it in the cache.
+async fn open_choices(
+    state: &State,
+    asked: ChatRequest,
+    count: usize,
+) -> Result<(ChatStream, Vec<ChatStream>), Refusal> {
+    let again = (count > 1).then(|| asked.clone());
+    let first = state.handles.chat(asked).await?;
+    let mut rest = Vec::new();
+    for (number, mut next) in (1_u64..).zip(std::iter::repeat_n(again, count - 1).flatten()) {
+        next.trace = None;
+        next.sampling.seed = Some(first.seed.wrapping_add(number));
+        rest.push(state.handles.chat(next).await?);
+    }
+    Ok((first, rest))
+}
+
+fn add_headers(response: &mut HttpResponseBuilder, identity: &Identity, opened: &Opened) {
     response.insert_header((REQUEST_ID, identity.header()));
-    response.insert_header((SEED, chat.seed.to_string()));
-    if !call.unknown.is_empty() {
-        response.insert_header((header::WARNING, warning(&call.unknown)));
+    response.insert_header((SEED, opened.seed.to_string()));
+    if !opened.call.unknown.is_empty() {
+        response.insert_header((header::WARNING, warning(&opened.call.unknown)));
     }
 }
 
@@ -156,29 +214,28 @@ fn cut(name: &str) -> Cow<'_, str> {
     }
 }
 
-async fn whole(
+/// Sends an answer: as events where comments are to come so often, else as one document.
+async fn respond(
     mut response: HttpResponseBuilder,
-    mut chat: ChatStream,
-    writer: AnswerWriter,
+    writer: impl Writer + 'static,
+    choices: Choices,
     mut recorder: Recorder,
+    heartbeat: Option<Duration>,
 ) -> HttpResponse {
-    let mut answer = Answer::default();
-    let end = loop {
-        match chat.events.recv().await.unwrap_or_else(|| ChatEvent::Failed(broken_off())) {
-            ChatEvent::Text(text) => answer.text.push_str(&text),
-            ChatEvent::Scores(scores) => answer.scores.extend(scores),
-            end => break end,
+    if let Some(heartbeat) = heartbeat {
+        answer::add_stream_headers(&mut response);
+        return response.streaming(answer::body(writer, choices, heartbeat, recorder));
+    }
+    let (mut response, timings) = match answer::collect(choices).await {
+        Ok((answers, usage, timings)) => {
+            let cut = answers.iter().any(|answer| answer.finish == FinishReason::Length);
+            recorder.closed(if cut { Outcome::Length } else { Outcome::Stop });
+            (response.content_type("application/json").body(writer.whole(&answers, usage)), timings)
         }
-    };
-    recorder.ended(&end);
-    let (mut response, timings) = match end {
-        ChatEvent::Done { finish, usage, timings } => {
-            let body = writer.whole(&answer, finish, usage);
-            (response.content_type("application/json").body(body), Some(timings))
+        Err(failure) => {
+            recorder.closed(Outcome::Failed);
+            (failed(&mut response, failure), None)
         }
-        ChatEvent::Failed(failure) => (failed(&mut response, failure), None),
-        // The loop above ends with a terminal event.
-        ChatEvent::Text(_) | ChatEvent::Scores(_) => (failed(&mut response, broken_off()), None),
     };
     add_timing(response.headers_mut(), &recorder.server_timing(timings));
     response

@@ -51,6 +51,7 @@ pub fn read_chat(body: Value) -> Result<Call, ApiError> {
     let mut unknown = Vec::new();
     options::refuse_unsupported(&mut body)?;
     refuse_unsupported(&mut body)?;
+    let choices = options::read_choices(&mut body)?;
     let stream = body.boolean("stream")?.unwrap_or(false);
     let include_usage = options::read_stream_options(&mut body, &mut unknown)?;
     let Conversation { messages, marks, first_parts } = read_messages(&mut body, &mut unknown)?;
@@ -76,7 +77,7 @@ pub fn read_chat(body: Value) -> Result<Call, ApiError> {
         ..ChatRequest::default()
     };
     body.unknown(&mut unknown);
-    Ok(Call { request, stream, include_usage, client, terms, unknown })
+    Ok(Call { request, choices, stream, include_usage, client, terms, unknown })
 }
 
 /// Refuses what only chat has and is not supported, unless its value asks for nothing.

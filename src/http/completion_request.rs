@@ -33,6 +33,7 @@ pub fn read_completion(body: Value) -> Result<Call, ApiError> {
     for name in ["messages", "tools", "chat_template_kwargs"] {
         body.unsupported(name, "is a chat's; send it to /v1/chat/completions", |_| false)?;
     }
+    let choices = options::read_choices(&mut body)?;
     let stream = body.boolean("stream")?.unwrap_or(false);
     let include_usage = options::read_stream_options(&mut body, &mut unknown)?;
     let older = body.count("max_tokens", 1)?;
@@ -52,7 +53,7 @@ pub fn read_completion(body: Value) -> Result<Call, ApiError> {
         ..ChatRequest::default()
     };
     body.unknown(&mut unknown);
-    Ok(Call { request, stream, include_usage, client, terms, unknown })
+    Ok(Call { request, choices, stream, include_usage, client, terms, unknown })
 }
 
 /// How many of the best tokens are told in each one's place.
@@ -114,7 +115,7 @@ mod tests {
             (json!({"prompt": "a", "echo": true}), "echo"),
             (json!({"prompt": "a", "messages": []}), "messages"),
             (json!({"prompt": "a", "max_tokens": 0}), "max_tokens"),
-            (json!({"prompt": "a", "n": 2}), "n"),
+            (json!({"prompt": "a", "n": 17}), "n"),
             (json!({"prompt": "a", "stop": ""}), "stop"),
         ];
         for (body, field) in wrong {

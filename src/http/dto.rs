@@ -41,18 +41,18 @@ pub struct Completion<'a, C> {
     pub service_tier: Option<&'static str>,
     /// Which build answers.
     pub system_fingerprint: &'static str,
-    /// One, or none in a stream's usage chunk.
+    /// In a stream one, or none in its usage chunk.
     pub choices: &'a [C],
     /// Token counts. In a stream absent unless asked for; then null in all chunks but the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<UsageBody>>,
 }
 
-/// The one choice of a whole answer.
+/// A choice of a whole answer.
 #[derive(Debug, Serialize)]
 pub struct Choice<'a> {
-    /// 0.
-    pub index: u32,
+    /// Its number, from 0.
+    pub index: usize,
     /// The answer.
     pub message: AnswerMessage<'a>,
     /// Where they were asked for.
@@ -101,24 +101,24 @@ pub struct PromptTokensDetails {
     pub stripped_lines: u32,
 }
 
-/// The one choice of a text completion, whole or a chunk.
+/// A choice of a text completion, whole or a chunk.
 #[derive(Debug, Serialize)]
 pub struct TextChoice<'a> {
     /// What the model goes on with, or a piece of it.
     pub text: &'a str,
-    /// 0.
-    pub index: u32,
+    /// Its number, from 0.
+    pub index: usize,
     /// Where they were asked for.
     pub logprobs: Option<TextScores>,
     /// `stop` or `length`; null in all chunks but the last.
     pub finish_reason: Option<&'static str>,
 }
 
-/// The one choice of a chunk.
+/// The choice of a chunk.
 #[derive(Debug, Serialize)]
 pub struct ChunkChoice<'a> {
-    /// 0.
-    pub index: u32,
+    /// Its number, from 0.
+    pub index: usize,
     /// What is new.
     pub delta: Delta<'a>,
     /// Where they were asked for: of the tokens that begin in this piece.

@@ -6,6 +6,7 @@
 //! [`configure`] mounts the routes in any actix application; [`HttpFront`] is
 //! the server of the binary: listeners, limits, its part of the drain.
 
+mod answer;
 mod api_error;
 mod audio;
 mod body;
@@ -37,7 +38,6 @@ mod session_request;
 mod socket;
 mod speech_request;
 mod speech_sessions;
-mod sse;
 mod state;
 mod terms;
 

@@ -14,6 +14,8 @@ use crate::types::{ChatRequest, Range, SamplingOptions, TokenId};
 const MAX_STOPS: usize = 16;
 /// Longest stop string, bytes: the matcher holds back that much text.
 const MAX_STOP_BYTES: usize = 1024;
+/// Most answers of a request.
+const MAX_CHOICES: i64 = 16;
 /// Most tokens with a bias.
 const MAX_BIASES: usize = 1024;
 
@@ -22,6 +24,8 @@ const MAX_BIASES: usize = 1024;
 pub struct Call {
     /// What is asked; the client is filled in from the connection.
     pub request: ChatRequest,
+    /// How many answers.
+    pub choices: usize,
     /// Events or one document.
     pub stream: bool,
     /// A usage chunk at the end of a stream.
@@ -41,8 +45,7 @@ pub(super) fn refuse_unsupported(body: &mut Fields) -> Result<(), ApiError> {
     let zero = |value: &Value| value.as_f64() == Some(0.0);
     let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
     let never = |_: &Value| false;
-    body.unsupported("n", "only one answer a request is supported; send n requests", one)?;
-    body.unsupported("best_of", "only one answer a request is supported", one)?;
+    body.unsupported("best_of", "choosing among hidden answers is not supported; send n", one)?;
     body.unsupported("response_format", "only {\"type\": \"text\"} is supported", |value| {
         value.get("type").and_then(Value::as_str) == Some("text")
     })?;
@@ -68,6 +71,12 @@ pub(super) fn refuse_unsupported(body: &mut Fields) -> Result<(), ApiError> {
         body.string(name)?;
     }
     Ok(())
+}
+
+/// How many answers are asked for.
+pub(super) fn read_choices(body: &mut Fields) -> Result<usize, ApiError> {
+    let count = body.integer("n", 1, MAX_CHOICES)?.unwrap_or(1);
+    Ok(usize::try_from(count).unwrap_or(1))
 }
 
 pub(super) fn read_stream_options(body: &mut Fields, unknown: &mut Vec<String>) -> Result<bool, ApiError> {

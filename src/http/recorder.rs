@@ -12,7 +12,7 @@ use super::api_error::ApiError;
 use super::identity::Identity;
 use super::state::State;
 use crate::observe::Outcome;
-use crate::types::{ChatEvent, Clock, FinishReason, Timings, Trace, TraceOrigin};
+use crate::types::{Clock, Timings, Trace, TraceOrigin};
 
 const BODY_PARSE: &str = "request.body_parse";
 const PROMPT_PREPARE: &str = "request.prompt_prepare";
@@ -66,15 +66,6 @@ impl Recorder {
             self.first_written = true;
             self.trace.mark("response.first_write", self.clock.now(), &[]);
         }
-    }
-
-    /// The last bytes of an answer that ended with this event go out.
-    pub(super) fn ended(&mut self, event: &ChatEvent) {
-        self.closed(match event {
-            ChatEvent::Done { finish: FinishReason::Length, .. } => Outcome::Length,
-            ChatEvent::Done { .. } | ChatEvent::Text(_) | ChatEvent::Scores(_) => Outcome::Stop,
-            ChatEvent::Failed(_) => Outcome::Failed,
-        });
     }
 
     /// The last bytes of an answer that ended so go out.

@@ -5,9 +5,9 @@ use actix_web::{HttpResponse, web};
 use serde_json::json;
 
 use super::api_error::ApiError;
+use super::chat::Surface;
 use super::dto::List;
 use super::messages::short;
-use super::sse::Surface;
 use super::state::State;
 use crate::types::Trace;
 

@@ -13,13 +13,13 @@ use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout, timeout_at};
 
+use super::answer::{HEARTBEAT, add_stream_headers};
 use super::api_error::ApiError;
 use super::audio::{add_warning, named, transcript_head};
 use super::body::{Bounded, check_encoding, late, read_json, unreadable};
 use super::chat::unix_seconds;
 use super::messages::short;
 use super::session_request::{input_body, read_session};
-use super::sse::{HEARTBEAT, add_stream_headers};
 use super::state::State;
 use crate::actors::{SessionReader, SpeechSession};
 use crate::types::speech::{

@@ -69,7 +69,7 @@ def errors():
             return error
         raise AssertionError(f"{fields} was accepted")
 
-    assert fails(openai.BadRequestError, "unsupported_parameter", n=2).param == "n"
+    assert fails(openai.BadRequestError, "invalid_value", n=17).param == "n"
     assert fails(openai.BadRequestError, "invalid_value", temperature=-1).param == "temperature"
     assert fails(openai.NotFoundError, "model_not_found", model="gpt-5").param == "model"
     long = [{"role": "user", "content": "word " * 20000}]

@@ -1,5 +1,5 @@
-//! Log-probabilities of chats and completions over real sockets, with a scripted engine: one token a byte,
-//! each by half less probable than the one before it among the best.
+//! Several choices, and log-probabilities, of chats and completions over real sockets with a scripted engine:
+//! one token a byte, each by half less probable than the one before it among the best.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 #![cfg(feature = "fake")]
 
@@ -113,4 +113,64 @@ fn wrong_numbers_are_named() {
     }
     let response = complete(&server, &json!({"prompt": "Once", "logprobs": 21}));
     assert_eq!((response.status, &response.json()["error"]["param"]), (400, &json!("logprobs")));
+}
+
+#[test]
+fn several_answers_are_numbered_and_share_their_prompt() {
+    let server = server();
+    let body = server.chat(&with(ask("hello"), json!({"n": 3, "seed": 5}))).json();
+    let choices = body["choices"].as_array().unwrap();
+    let of = |key: &str| choices.iter().map(|choice| choice[key].clone()).collect::<Vec<_>>();
+    assert_eq!(of("index"), [json!(0), json!(1), json!(2)]);
+    assert!(choices.iter().all(|choice| choice["message"]["content"] == SAID), "{body}");
+    assert_eq!(of("finish_reason"), vec![json!("stop"); 3]);
+    let alone = server.chat(&with(ask("hello"), json!({"seed": 5}))).json();
+    let (together, one) = (&body["usage"], &alone["usage"]);
+    assert_eq!(together["prompt_tokens"], one["prompt_tokens"], "the prompt counts once");
+    assert_eq!(together["completion_tokens"].as_u64(), one["completion_tokens"].as_u64().map(|n| 3 * n));
+    let texts = complete(&server, &json!({"prompt": "hello", "n": 2})).json();
+    assert_eq!(texts["choices"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn a_stream_of_several_answers_ends_each_once() {
+    let server = server();
+    let asked = json!({"n": 3, "stream": true, "stream_options": {"include_usage": true}});
+    let events = server.chat(&with(ask("hello"), asked)).events();
+    assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
+    let (mut texts, mut ends, mut roles) = ([const { String::new() }; 3], [0; 3], [0; 3]);
+    for event in &events[..events.len() - 1] {
+        let chunk: Value = serde_json::from_str(event).unwrap();
+        for choice in chunk["choices"].as_array().unwrap() {
+            let index = choice["index"].as_u64().unwrap() as usize;
+            texts[index].push_str(choice["delta"]["content"].as_str().unwrap_or(""));
+            ends[index] += u32::from(choice["finish_reason"] == "stop");
+            roles[index] += u32::from(choice["delta"]["role"] == "assistant");
+        }
+    }
+    assert_eq!((texts, ends, roles), ([SAID; 3].map(String::from), [1; 3], [1; 3]));
+}
+
+#[test]
+fn answers_are_refused_together() {
+    let server = Server::with(Script::new().repeat("forever", "again ").gated(), |config| {
+        config.scheduler.max_rows = 1;
+        config.scheduler.max_queue = 0;
+    });
+    let response = server.chat(&with(ask("forever"), json!({"n": 2})));
+    assert_eq!(response.status, 429, "{}", response.text());
+    server.control.open();
+    server.wait("the first one to be given up", |handles| handles.gauges().tickets_live() == 0);
+}
+
+#[test]
+fn all_answers_go_with_their_client() {
+    let server = Server::start(Script::new().repeat("forever", "again "));
+    let mut connection = server.connect();
+    connection.write(server.chat_bytes(&with(ask("forever"), json!({"n": 2, "stream": true}))));
+    server.wait("both to run", |handles| {
+        handles.gauges().admitted.all().map(|(_, count)| count).sum::<u64>() == 2
+    });
+    drop(connection);
+    server.wait("both to be cancelled", |handles| handles.gauges().tickets_live() == 0);
 }
