@@ -19,6 +19,7 @@ use crate::config::SamplingConfig;
 use crate::model::text::{Rendered, TextModel, strip_nonce_lines};
 use crate::types::{
     Clock, PrepareError, PreparedPrompt, Refusal, SamplingOptions, SamplingParams, StopRules, TokenId,
+    ToolChoice,
 };
 
 /// See the module.
@@ -59,6 +60,10 @@ impl PreparationExecutor {
     fn prepare(&mut self, job: &mut Prepare) -> Result<PreparedPrompt, PrepareError> {
         // The HTTP side has checked its fields; an application that embeds us has not.
         job.request.check()?;
+        if job.request.tool_choice != ToolChoice::Auto {
+            let message = "a call cannot be forced yet".to_owned();
+            return Err(PrepareError::Field { field: "tool_choice".to_owned(), message });
+        }
         let stripped = strip_nonce_lines(&mut job.request, &self.nonce_lines);
         if let Some(pattern) = &stripped.pattern {
             let attributes = [("lines", stripped.lines.into()), ("pattern", pattern.as_str().into())];

@@ -66,10 +66,42 @@ pub struct Choice<'a> {
 pub struct AnswerMessage<'a> {
     /// `assistant`.
     pub role: &'static str,
-    /// Its text.
-    pub content: &'a str,
+    /// Its text; null where it only calls tools.
+    pub content: Option<&'a str>,
+    /// The thought before it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<&'a str>,
+    /// The tools that it calls.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<CallBody<'a>>,
     /// Always null.
     pub refusal: Option<()>,
+}
+
+/// A tool call, or what is new of one.
+#[derive(Debug, Serialize)]
+pub struct CallBody<'a> {
+    /// In a stream: which call of the answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub index: Option<u32>,
+    /// In a stream in its first piece.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<&'a str>,
+    /// `function`; in a stream in its first piece.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub r#type: Option<&'static str>,
+    /// What is called.
+    pub function: FunctionBody<'a>,
+}
+
+/// The function of a call.
+#[derive(Debug, Serialize)]
+pub struct FunctionBody<'a> {
+    /// In a stream in its first piece.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<&'a str>,
+    /// JSON text, or more of it.
+    pub arguments: &'a str,
 }
 
 /// Token counts.
@@ -136,6 +168,12 @@ pub struct Delta<'a> {
     /// A piece of the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<&'a str>,
+    /// A piece of the thought.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<&'a str>,
+    /// A part of a tool call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<&'a [CallBody<'a>]>,
 }
 
 /// A list.

@@ -14,6 +14,8 @@ mod spelling;
 
 use std::time::SystemTime;
 
+use serde_json::{Map, Value};
+
 use crate::model::template::{Capabilities, ChatTemplate, TemplateInput};
 use crate::model::tokenizer::Tokenizer;
 pub use normalise::{Stripped, strip_nonce_lines};
@@ -58,6 +60,15 @@ impl Rendered {
     }
 }
 
+/// The request's variables, with the template's own switch for thinking where the request says whether to.
+fn variables(request: &ChatRequest, switch: Option<&str>) -> Map<String, Value> {
+    let mut variables = request.template_kwargs.clone();
+    if let (Some(on), Some(switch)) = (request.thinking, switch) {
+        variables.entry(switch).or_insert(on.into());
+    }
+    variables
+}
+
 impl TextModel {
     /// Writes a conversation as the model's prompt, up to the beginning of its answer.
     /// `now` is what a template that asks for the date gets.
@@ -99,7 +110,7 @@ impl TextModel {
             messages: conversation::messages(&messages, can)?,
             tools: conversation::tools(&request.tools),
             add_generation_prompt: begins_answer,
-            variables: request.template_kwargs.clone(),
+            variables: variables(request, can.thinking.as_deref()),
         };
         let sentinel = conversation::disarm(&mut input, self.tokenizer.controls(), &template.source)?;
         let text = template.render(&input, now)?;

@@ -99,12 +99,45 @@ pub struct TokenScores {
     pub top: Vec<ScoredToken>,
 }
 
+/// A part of a tool call that the model makes. Calls do not overlap, and no text comes within one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum CallEvent {
+    /// A tool is called.
+    Started {
+        /// Which call of the answer, from 0.
+        index: u32,
+        /// Made here, unique within the answer.
+        id: String,
+        /// The tool's name as the model wrote it; it may be one that was not offered.
+        name: String,
+    },
+    /// More of the call's arguments, which join to a JSON text.
+    Arguments {
+        /// The call's.
+        index: u32,
+        /// Never empty.
+        text: String,
+    },
+    /// Nothing more comes for the call.
+    Finished {
+        /// The call's.
+        index: u32,
+        /// Whether the arguments came to their end. If not, they are the beginning of a JSON text:
+        /// the answer was cut, or the model left the format.
+        complete: bool,
+    },
+}
+
 /// One event of a chat stream. Exactly one of `Done` and `Failed` comes, last.
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum ChatEvent {
     /// A piece of the answer; never empty, never half a character.
     Text(String),
+    /// A piece of the thought before the answer, or within it; never empty.
+    Reasoning(String),
+    /// A part of a tool call.
+    Call(CallEvent),
     /// Log-probabilities of the tokens that the next text, or the end, is made of; where they were
     /// asked for. Those of all events are those of all tokens of the text.
     Scores(Vec<TokenScores>),
@@ -112,6 +145,8 @@ pub enum ChatEvent {
     Done {
         /// Why.
         finish: FinishReason,
+        /// The stop string that ended it, if one did.
+        stop_string: Option<String>,
         /// Token counts.
         usage: Usage,
         /// Where the time went.

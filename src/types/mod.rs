@@ -19,9 +19,13 @@ pub mod trace;
 pub use cache_terms::{CacheTerms, MAX_BREAKPOINTS, MAX_NAME_BYTES};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::{EngineError, LoadError, PrepareError, Refusal};
-pub use event::{ChatEvent, Failure, FailureReason, FinishReason, ScoredToken, Timings, TokenScores, Usage};
+pub use event::{
+    CallEvent, ChatEvent, Failure, FailureReason, FinishReason, ScoredToken, Timings, TokenScores, Usage,
+};
 pub use ids::{Epoch, RequestId, SequenceId, TokenId};
-pub use request::{ChatMessage, ChatRequest, ClientId, PreparedPrompt, Role, StopRules, ToolCall};
+pub use request::{
+    ChatMessage, ChatRequest, ClientId, PreparedPrompt, Role, StopRules, ToolCall, ToolChoice,
+};
 pub use sampling::{Range, SamplingOptions, SamplingParams};
 pub use size::ByteSize;
 pub use terms::{Priority, Terms};

@@ -48,6 +48,18 @@ pub struct ToolCall {
     pub arguments: Value,
 }
 
+/// Whether the model may, or must, call a tool.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum ToolChoice {
+    /// It may.
+    #[default]
+    Auto,
+    /// It must call one of those offered.
+    Required,
+    /// It must call this one.
+    Named(String),
+}
+
 /// One message of a conversation; text only (parts are joined at the edge).
 #[derive(Clone, PartialEq, Debug)]
 pub struct ChatMessage {
@@ -106,6 +118,13 @@ pub struct ChatRequest {
     pub prompt: Option<String>,
     /// Tool definitions in OpenAI's shape, handed to the template as they are.
     pub tools: Vec<Value>,
+    /// Whether a tool must be called; where none may, `tools` is empty.
+    pub tool_choice: ToolChoice,
+    /// Whether one message may hold several calls; `None`: as the model likes.
+    pub parallel_tool_calls: Option<bool>,
+    /// Whether the model is to think before it answers, where its template has a switch for it; a
+    /// variable of `template_kwargs` that is the switch wins. `None`: the template's own way.
+    pub thinking: Option<bool>,
     /// Extra variables for the template.
     pub template_kwargs: Map<String, Value>,
     /// Sampling as asked for.

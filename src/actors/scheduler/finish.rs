@@ -54,10 +54,10 @@ impl Core {
         row.trace_end(outcome.as_str(), now);
         self.log(&row, &end, outcome, usage, timings);
         self.publish();
-        let Row { ticket, events, .. } = row;
+        let Row { ticket, events, stop_string, .. } = row;
         drop(ticket);
         match end {
-            End::Done(finish) => events.finish(ChatEvent::Done { finish, usage, timings }),
+            End::Done(finish) => events.finish(ChatEvent::Done { finish, stop_string, usage, timings }),
             End::Failed(failure) => events.finish(ChatEvent::Failed(failure)),
             // Nobody listens.
             End::Cancelled => {}

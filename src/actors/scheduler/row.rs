@@ -93,6 +93,8 @@ pub(crate) struct Row {
     /// Log-probabilities wanted, see [`crate::types::ChatRequest::scores`].
     pub(crate) scores: Option<u8>,
     scoring: Scoring,
+    /// The stop string that ended it.
+    pub(crate) stop_string: Option<String>,
     /// Bytes of text produced.
     written: usize,
     admitted: Option<Duration>,
@@ -163,6 +165,7 @@ impl Row {
             stops: StopMatcher::new(&prompt.stop.strings),
             scores: prompt.scores,
             scoring: Scoring::default(),
+            stop_string: None,
             written: 0,
             admitted: None,
             first_token: None,
@@ -422,7 +425,8 @@ impl Row {
         let scores = self.scoring.release(released.text.len());
         self.outbox.scores(scores);
         self.outbox.text(released.text);
-        released.stopped
+        self.stop_string = released.stopped;
+        self.stop_string.is_some()
     }
 
     /// Sends what there is room for, and says how the client keeps up. Never waits.

@@ -17,8 +17,8 @@ pub(crate) struct StopMatcher {
 pub(crate) struct Released {
     /// Text that is certainly part of the answer.
     pub(crate) text: String,
-    /// A stop string is complete: nothing follows.
-    pub(crate) stopped: bool,
+    /// The stop string that is complete: nothing follows.
+    pub(crate) stopped: Option<String>,
 }
 
 impl StopMatcher {
@@ -31,17 +31,18 @@ impl StopMatcher {
     /// Takes more text.
     pub(crate) fn push(&mut self, text: &str) -> Released {
         if self.strings.is_empty() {
-            return Released { text: text.to_owned(), stopped: false };
+            return Released { text: text.to_owned(), stopped: None };
         }
         self.held.push_str(text);
-        if let Some(cut) = self.first_match() {
+        if let Some((cut, stop)) = self.first_match() {
+            let stopped = Some(stop.to_owned());
             let mut text = std::mem::take(&mut self.held);
             text.truncate(cut);
-            return Released { text, stopped: true };
+            return Released { text, stopped };
         }
         let keep = self.held.len() - self.longest_open_tail();
         let tail = self.held.split_off(keep);
-        Released { text: std::mem::replace(&mut self.held, tail), stopped: false }
+        Released { text: std::mem::replace(&mut self.held, tail), stopped: None }
     }
 
     /// The text ended without a stop string: releases what was withheld.
@@ -49,13 +50,13 @@ impl StopMatcher {
         std::mem::take(&mut self.held)
     }
 
-    /// Where the stop string begins that is complete first; the longest among equals.
-    fn first_match(&self) -> Option<usize> {
+    /// The stop string that is complete first, and where it begins; the longest among equals.
+    fn first_match(&self) -> Option<(usize, &str)> {
         self.strings
             .iter()
-            .filter_map(|stop| self.held.find(stop.as_str()).map(|start| (start + stop.len(), start)))
+            .filter_map(|stop| self.held.find(stop.as_str()).map(|start| (start + stop.len(), start, stop)))
             .min()
-            .map(|(_, start)| start)
+            .map(|(_, start, stop)| (start, stop.as_str()))
     }
 
     /// Bytes at the end of the held text that a stop string begins with.
@@ -98,7 +99,7 @@ mod tests {
         for piece in pieces {
             let released = matcher.push(piece);
             out.push(released.text);
-            if released.stopped {
+            if released.stopped.is_some() {
                 return (out, true);
             }
         }

@@ -72,8 +72,8 @@ impl<W: Writer> Body<W> {
 
     fn write(&mut self, out: &mut Vec<u8>, choice: usize, event: ChatEvent) {
         match event {
-            ChatEvent::Done { finish, usage, timings } => {
-                self.writer.finish(out, choice, finish);
+            ChatEvent::Done { finish, stop_string, usage, timings } => {
+                self.writer.finish(out, choice, finish, stop_string.as_deref());
                 self.total.add(choice, usage, timings);
                 if self.choices.is_over() {
                     self.ended = true;

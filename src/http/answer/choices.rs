@@ -100,8 +100,9 @@ pub async fn collect(mut choices: Choices) -> Result<(Vec<Answer>, Usage, Option
     let mut total = Total::default();
     while let Some((choice, event)) = choices.next().await {
         match event {
-            ChatEvent::Done { finish, usage, timings } => {
+            ChatEvent::Done { finish, stop_string, usage, timings } => {
                 answers[choice].finish = finish;
+                answers[choice].stop_string = stop_string;
                 total.add(choice, usage, timings);
             }
             ChatEvent::Failed(failure) => return Err(failure),
@@ -118,7 +119,7 @@ mod tests {
 
     fn done(completion_tokens: u32, cached_tokens: u32) -> ChatEvent {
         let usage = Usage { prompt_tokens: 5, cached_tokens, completion_tokens, ..Usage::default() };
-        ChatEvent::Done { finish: FinishReason::Stop, usage, timings: Timings::default() }
+        ChatEvent::Done { finish: FinishReason::Stop, stop_string: None, usage, timings: Timings::default() }
     }
 
     fn stream(events: Vec<ChatEvent>) -> mpsc::Receiver<ChatEvent> {

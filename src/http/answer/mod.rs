@@ -8,7 +8,7 @@ use actix_web::HttpResponseBuilder;
 use actix_web::http::header::{self, HeaderName};
 use bytes::Bytes;
 
-use crate::types::{ChatEvent, Failure, FailureReason, FinishReason, TokenScores, Usage};
+use crate::types::{CallEvent, ChatEvent, Failure, FailureReason, FinishReason, TokenScores, Usage};
 
 mod body;
 mod chat;
@@ -45,8 +45,8 @@ pub(super) trait Writer {
     /// A piece of a choice's answer: an event that is no end.
     fn piece(&mut self, out: &mut Vec<u8>, choice: usize, event: ChatEvent);
 
-    /// A choice has come to its end.
-    fn finish(&mut self, out: &mut Vec<u8>, choice: usize, finish: FinishReason);
+    /// A choice has come to its end, by a stop string where one is given.
+    fn finish(&mut self, out: &mut Vec<u8>, choice: usize, finish: FinishReason, stop_string: Option<&str>);
 
     /// All choices have.
     fn end(&mut self, out: &mut Vec<u8>, usage: Usage);
@@ -68,15 +68,39 @@ pub(super) trait Writer {
 pub(super) struct Answer {
     /// Its text.
     pub text: String,
+    /// The thought before it, or within it.
+    pub reasoning: String,
+    /// The tool calls in it.
+    pub calls: Vec<Call>,
     /// Its tokens' log-probabilities, where they were asked for.
     pub scores: Vec<TokenScores>,
     /// Why it ended.
     pub finish: FinishReason,
+    /// The stop string that ended it.
+    pub stop_string: Option<String>,
+}
+
+/// A tool call that the model made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Call {
+    /// Its id.
+    pub id: String,
+    /// The tool's name.
+    pub name: String,
+    /// JSON text; its beginning where the answer was cut.
+    pub arguments: String,
 }
 
 impl Default for Answer {
     fn default() -> Self {
-        Self { text: String::new(), scores: Vec::new(), finish: FinishReason::Stop }
+        Self {
+            text: String::new(),
+            reasoning: String::new(),
+            calls: Vec::new(),
+            scores: Vec::new(),
+            finish: FinishReason::Stop,
+            stop_string: None,
+        }
     }
 }
 
@@ -85,6 +109,17 @@ impl Answer {
     fn push(&mut self, event: ChatEvent) {
         match event {
             ChatEvent::Text(text) => self.text.push_str(&text),
+            ChatEvent::Reasoning(text) => self.reasoning.push_str(&text),
+            ChatEvent::Call(CallEvent::Started { id, name, .. }) => {
+                self.calls.push(Call { id, name, arguments: String::new() });
+            }
+            ChatEvent::Call(CallEvent::Arguments { text, .. }) => {
+                // Calls do not overlap: it is the latest one's.
+                if let Some(call) = self.calls.last_mut() {
+                    call.arguments.push_str(&text);
+                }
+            }
+            ChatEvent::Call(CallEvent::Finished { .. }) => {}
             ChatEvent::Scores(scores) => self.scores.extend(scores),
             ChatEvent::Done { .. } | ChatEvent::Failed(_) => {}
         }

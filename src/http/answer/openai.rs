@@ -86,9 +86,10 @@ pub fn write(out: &mut Vec<u8>, value: &impl Serialize) {
     }
 }
 
-/// OpenAI's word for why generation ended.
-pub fn finish_name(finish: FinishReason) -> &'static str {
+/// OpenAI's word for why generation ended; `calls`: tools are called.
+pub fn finish_name(finish: FinishReason, calls: bool) -> &'static str {
     match finish {
+        FinishReason::Stop if calls => "tool_calls",
         FinishReason::Stop => "stop",
         FinishReason::Length => "length",
     }

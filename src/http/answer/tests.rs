@@ -70,7 +70,7 @@ fn the_end_has_finish_usage_and_done() {
     let usage = Usage { prompt_tokens: 7, cached_tokens: 3, completion_tokens: 2, ..Usage::default() };
     let mut writer = chat(true);
     let bytes = written(|out| {
-        writer.finish(out, 0, FinishReason::Length);
+        writer.finish(out, 0, FinishReason::Length, None);
         writer.end(out, usage);
     });
     let text = std::str::from_utf8(&bytes).unwrap();
@@ -137,7 +137,7 @@ async fn events_that_wait_go_out_together_and_in_order() {
 async fn choices_end_each_for_itself_and_the_stream_with_the_last() {
     let done = |tokens| {
         let usage = Usage { prompt_tokens: 4, completion_tokens: tokens, ..Usage::default() };
-        ChatEvent::Done { finish: FinishReason::Stop, usage, timings: Timings::default() }
+        ChatEvent::Done { finish: FinishReason::Stop, stop_string: None, usage, timings: Timings::default() }
     };
     let mut streams = Vec::new();
     for texts in [&["a", "b"][..], &["c"]] {
@@ -165,4 +165,74 @@ async fn choices_end_each_for_itself_and_the_stream_with_the_last() {
     }
     assert_eq!(chunks.last().unwrap()["usage"]["completion_tokens"], 3);
     assert_eq!(trace.outcome().map(|(outcome, _)| outcome), Some("stop"));
+}
+
+/// A thought, a text and two calls, the second one cut.
+fn parts() -> Vec<ChatEvent> {
+    let started =
+        |index, name: &str| CallEvent::Started { index, id: format!("call_{index}"), name: name.into() };
+    let arguments = |index, text: &str| CallEvent::Arguments { index, text: text.into() };
+    let calls = [
+        started(0, "add"),
+        arguments(0, "{\"a\":"),
+        arguments(0, "1}"),
+        CallEvent::Finished { index: 0, complete: true },
+        started(1, "sub"),
+        arguments(1, "{\"b"),
+        CallEvent::Finished { index: 1, complete: false },
+    ];
+    let texts = [ChatEvent::Reasoning("hm".into()), ChatEvent::Text("So: ".into())];
+    texts.into_iter().chain(calls.map(ChatEvent::Call)).collect()
+}
+
+#[test]
+fn a_chats_stream_has_thought_text_and_calls_as_they_come() {
+    let mut writer = chat(false);
+    let bytes = written(|out| {
+        parts().into_iter().for_each(|event| writer.piece(out, 0, event));
+        writer.finish(out, 0, FinishReason::Stop, None);
+    });
+    let text = String::from_utf8(bytes).unwrap();
+    let chunks = text.split_inclusive("\n\n").map(|event| parse(event.as_bytes())["choices"][0].clone());
+    let deltas: Vec<Value> = chunks.clone().map(|choice| choice["delta"].clone()).collect();
+    let call = |body: Value| serde_json::json!({"tool_calls": [body]});
+    let more =
+        |index: u32, text: &str| call(serde_json::json!({"index": index, "function": {"arguments": text}}));
+    let first = |index: u32, name: &str| {
+        let function = serde_json::json!({"name": name, "arguments": ""});
+        call(serde_json::json!({
+            "index": index, "id": format!("call_{index}"), "type": "function", "function": function,
+        }))
+    };
+    assert_eq!(
+        deltas,
+        [
+            serde_json::json!({"reasoning_content": "hm"}),
+            serde_json::json!({"content": "So: "}),
+            first(0, "add"),
+            more(0, "{\"a\":"),
+            more(0, "1}"),
+            first(1, "sub"),
+            more(1, "{\"b"),
+            serde_json::json!({}),
+        ]
+    );
+    assert_eq!(chunks.last().unwrap()["finish_reason"], "tool_calls");
+}
+
+#[test]
+fn a_whole_chat_has_them_in_its_message() {
+    let mut answer = Answer::default();
+    parts().into_iter().for_each(|event| answer.push(event));
+    let body: Value =
+        serde_json::from_slice(&chat(false).whole(&[answer.clone()], Usage::default())).unwrap();
+    let (choice, message) = (&body["choices"][0], &body["choices"][0]["message"]);
+    assert_eq!((&choice["finish_reason"], &message["content"]), (&"tool_calls".into(), &"So: ".into()));
+    assert_eq!(message["reasoning_content"], "hm");
+    let function = serde_json::json!({"name": "add", "arguments": "{\"a\":1}"});
+    let call = serde_json::json!({"id": "call_0", "type": "function", "function": function});
+    assert_eq!((&message["tool_calls"][0], message["tool_calls"].as_array().unwrap().len()), (&call, 2));
+    answer.text.clear();
+    let silent: Value = serde_json::from_slice(&chat(false).whole(&[answer], Usage::default())).unwrap();
+    assert_eq!(silent["choices"][0]["message"]["content"], Value::Null, "it only calls");
 }

@@ -55,15 +55,16 @@ impl Writer for TextWriter {
             ChatEvent::Text(text) if self.head.has_scores => self.scored(out, choice, &text),
             ChatEvent::Text(text) => self.choices[choice].frame.write(out, &text),
             ChatEvent::Scores(scores) => self.choices[choice].scores.extend(scores),
-            ChatEvent::Done { .. } | ChatEvent::Failed(_) => {}
+            // A text has no parts: nothing parses it.
+            ChatEvent::Reasoning(_) | ChatEvent::Call(_) | ChatEvent::Done { .. } | ChatEvent::Failed(_) => {}
         }
     }
 
-    fn finish(&mut self, out: &mut Vec<u8>, choice: usize, finish: FinishReason) {
+    fn finish(&mut self, out: &mut Vec<u8>, choice: usize, finish: FinishReason, _: Option<&str>) {
         if !self.choices[choice].scores.is_empty() {
             self.scored(out, choice, "");
         }
-        let last = TextChoice { finish_reason: Some(finish_name(finish)), ..piece(choice, "") };
+        let last = TextChoice { finish_reason: Some(finish_name(finish, false)), ..piece(choice, "") };
         self.head.chunk(out, OBJECT, last);
     }
 
@@ -80,7 +81,7 @@ impl Writer for TextWriter {
             text: &answer.text,
             index,
             logprobs: self.head.has_scores.then(|| text_scores(&answer.scores, 0)),
-            finish_reason: Some(finish_name(answer.finish)),
+            finish_reason: Some(finish_name(answer.finish, false)),
         });
         let choices: Vec<_> = choices.collect();
         let mut out = Vec::new();

@@ -127,7 +127,7 @@ proptest! {
                     prop_assert!(stalled || !calm, "nothing went wrong, but: {failure:?}");
                     prop_assert!(expected.starts_with(&client.text));
                 }
-                ChatEvent::Text(_) | ChatEvent::Scores(_) => unreachable!("no end"),
+                _ => unreachable!("no end"),
             }
         }
         prop_assert_eq!(bench.core.accounts.len(), 0);
