@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use actix_web::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder, ResponseError, web};
+use tokio::sync::mpsc;
 
 use super::answer::{self, ChatWriter, Choices, Head, TextWriter, Writer};
 use super::api_error::ApiError;
@@ -22,7 +23,7 @@ use super::recorder::Recorder;
 use super::state::State;
 use crate::actors::ChatStream;
 use crate::observe::Outcome;
-use crate::types::{ChatRequest, Failure, FinishReason, Refusal};
+use crate::types::{ChatEvent, ChatRequest, Failure, FinishReason, Refusal};
 
 /// The seed in use: with it, the same request gives the same answer.
 const SEED: HeaderName = HeaderName::from_static("x-greenroom-seed");
@@ -35,7 +36,7 @@ const MAX_NAME: usize = 200;
 
 /// Which of OpenAI's two shapes an answer has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Surface {
+enum Surface {
     /// `POST /v1/chat/completions`: messages.
     Chat,
     /// `POST /v1/completions`: text.
@@ -52,7 +53,7 @@ impl Surface {
     }
 
     /// What an answer's id begins with.
-    pub(super) fn prefix(self) -> &'static str {
+    fn prefix(self) -> &'static str {
         match self {
             Self::Chat => "chatcmpl",
             Self::Text => "cmpl",
@@ -86,32 +87,27 @@ async fn serve(
 ) -> HttpResponse {
     let recorder = Recorder::begin(request, state, surface.route());
     let opened = open(request, payload, state, surface, &recorder).await;
-    let opened = match opened {
+    let (call, admitted) = match opened {
         Ok(opened) => opened,
-        Err(error) => {
-            recorder.refused(&error);
-            let mut response = error.error_response();
-            add_timing(response.headers_mut(), &recorder.server_timing(None));
-            return response;
-        }
+        Err(error) => return refused(&recorder, &error),
     };
-    let mut response = HttpResponse::Ok();
-    add_headers(&mut response, &Identity::of(request, state), &opened);
-    let Opened { call, choices, head, .. } = opened;
+    let response = accepted(request, state, &call, &admitted);
+    let first = admitted.first();
+    let head = Head {
+        id: format!("{}-{}", surface.prefix(), first.id),
+        created: unix_seconds(first.created),
+        model: first.model.clone(),
+        service_tier: admitted.service_tier,
+        include_usage: call.include_usage,
+        has_scores: admitted.has_scores,
+        choices: call.choices,
+    };
+    let choices = Choices::new(admitted.events());
     let heartbeat = call.stream.then(|| Duration::from_secs(state.config.heartbeat_s));
     match surface {
         Surface::Chat => respond(response, ChatWriter::new(head), choices, recorder, heartbeat).await,
         Surface::Text => respond(response, TextWriter::new(head), choices, recorder, heartbeat).await,
     }
-}
-
-/// A request that was accepted.
-struct Opened {
-    call: Call,
-    choices: Choices,
-    /// With it, the first choice can be had again.
-    seed: u64,
-    head: Head,
 }
 
 /// Reads the request and has it accepted.
@@ -121,13 +117,55 @@ async fn open(
     state: &State,
     surface: Surface,
     recorder: &Recorder,
-) -> Result<Opened, ApiError> {
+) -> Result<(Call, Admitted), ApiError> {
     let call = read_json(request, payload, state).await.and_then(|body| match surface {
         Surface::Chat => read_chat(body),
         Surface::Text => read_completion(body),
     });
     recorder.parsed();
     let mut call = call?;
+    let admitted = admit(request, state, recorder, &mut call).await.map_err(|mut error| {
+        // What is wrong with the prompt as a whole is said of the field that holds it here.
+        if surface == Surface::Text && error.param.as_deref() == Some("messages") {
+            error.param = Some("prompt".to_owned());
+        }
+        error
+    })?;
+    Ok((call, admitted))
+}
+
+/// A request that was accepted.
+pub(super) struct Admitted {
+    first: ChatStream,
+    rest: Vec<ChatStream>,
+    service_tier: Option<&'static str>,
+    has_scores: bool,
+}
+
+impl Admitted {
+    /// The first choice's.
+    pub(super) fn first(&self) -> &ChatStream {
+        &self.first
+    }
+
+    /// The tier to name in the answer, if one was asked for.
+    pub(super) fn service_tier(&self) -> Option<&'static str> {
+        self.service_tier
+    }
+
+    /// Of each choice.
+    pub(super) fn events(self) -> Vec<mpsc::Receiver<ChatEvent>> {
+        [self.first].into_iter().chain(self.rest).map(|chat| chat.events).collect()
+    }
+}
+
+/// Completes a request by what its head says, and has each of its choices accepted, or none.
+pub(super) async fn admit(
+    request: &HttpRequest,
+    state: &State,
+    recorder: &Recorder,
+    call: &mut Call,
+) -> Result<Admitted, ApiError> {
     call.request.client = client_id(request, &call.client);
     let cache = &mut call.request.cache;
     cache.session = cache.session.take().or_else(|| session_header(request.headers()));
@@ -135,30 +173,11 @@ async fn open(
     let service_tier = call.terms.settle(request.headers(), &mut call.request)?;
     let has_scores = call.request.scores.is_some();
     let asked = std::mem::take(&mut call.request);
-    let (first, rest) = open_choices(state, asked, call.choices).await.map_err(|refusal| {
-        let mut error = ApiError::from(refusal);
-        // What is wrong with the prompt as a whole is said of the field that holds it here.
-        if surface == Surface::Text && error.param.as_deref() == Some("messages") {
-            error.param = Some("prompt".to_owned());
-        }
-        error
-    })?;
-    let head = Head {
-        id: format!("{}-{}", surface.prefix(), first.id),
-        created: unix_seconds(first.created),
-        model: first.model.clone(),
-        service_tier,
-        include_usage: call.include_usage,
-        has_scores,
-        choices: call.choices,
-    };
-    let seed = first.seed;
-    let streams = [first].into_iter().chain(rest).map(|chat| chat.events);
-    Ok(Opened { choices: Choices::new(streams.collect()), call, seed, head })
+    let (first, rest) = open_choices(state, asked, call.choices).await?;
+    Ok(Admitted { first, rest, service_tier, has_scores })
 }
 
-/// Has each choice accepted, or none. They differ in their seeds; the prompt is computed once, for those
-/// that come later find it in the cache.
+/// They differ in their seeds; the prompt is computed once, for those that come later find it in the cache.
 async fn open_choices(
     state: &State,
     asked: ChatRequest,
@@ -175,12 +194,29 @@ async fn open_choices(
     Ok((first, rest))
 }
 
-fn add_headers(response: &mut HttpResponseBuilder, identity: &Identity, opened: &Opened) {
-    response.insert_header((REQUEST_ID, identity.header()));
-    response.insert_header((SEED, opened.seed.to_string()));
-    if !opened.call.unknown.is_empty() {
-        response.insert_header((header::WARNING, warning(&opened.call.unknown)));
+/// The answer to a request that was not accepted.
+pub(super) fn refused(recorder: &Recorder, error: &ApiError) -> HttpResponse {
+    recorder.refused(error);
+    let mut response = error.error_response();
+    add_timing(response.headers_mut(), &recorder.server_timing(None));
+    response
+}
+
+/// The head of an answer to a request that was accepted.
+pub(super) fn accepted(
+    request: &HttpRequest,
+    state: &State,
+    call: &Call,
+    admitted: &Admitted,
+) -> HttpResponseBuilder {
+    let mut response = HttpResponse::Ok();
+    response.insert_header((REQUEST_ID, Identity::of(request, state).header()));
+    // With it, the first choice can be had again.
+    response.insert_header((SEED, admitted.first.seed.to_string()));
+    if !call.unknown.is_empty() {
+        response.insert_header((header::WARNING, warning(&call.unknown)));
     }
+    response
 }
 
 fn add_timing(headers: &mut HeaderMap, timing: &str) {
@@ -215,7 +251,7 @@ fn cut(name: &str) -> Cow<'_, str> {
 }
 
 /// Sends an answer: as events where comments are to come so often, else as one document.
-async fn respond(
+pub(super) async fn respond(
     mut response: HttpResponseBuilder,
     writer: impl Writer + 'static,
     choices: Choices,

@@ -16,7 +16,7 @@ use super::terms::AskedTerms;
 use crate::types::{CacheTerms, ChatRequest};
 
 /// Values of `reasoning_effort`.
-const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
+pub(super) const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
 /// Variables of the template that are the server's own.
 const RESERVED: [&str; 8] = [
     "messages",

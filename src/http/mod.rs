@@ -32,6 +32,7 @@ mod page;
 mod realtime;
 mod recorder;
 mod requests;
+mod responses;
 mod routes;
 mod scores;
 mod session_request;

@@ -5,7 +5,6 @@ use actix_web::{HttpResponse, web};
 use serde_json::json;
 
 use super::api_error::ApiError;
-use super::chat::Surface;
 use super::dto::List;
 use super::messages::short;
 use super::state::State;
@@ -30,14 +29,13 @@ pub(super) async fn list(state: web::Data<State>) -> HttpResponse {
     HttpResponse::Ok().json(List { object: "list", data })
 }
 
+/// What answers' ids begin with; a request's id follows.
+const PREFIXES: [&str; 3] = ["chatcmpl-", "cmpl-", "resp_"];
+
 /// Where one request's time went, by either of its ids or its answer's.
 pub(super) async fn trace(id: web::Path<String>, state: web::Data<State>) -> Result<HttpResponse, ApiError> {
     let traces = state.handles.traces();
-    let answers = [Surface::Chat, Surface::Text];
-    let of_answer = || {
-        let own = |surface: Surface| id.strip_prefix(surface.prefix())?.strip_prefix('-');
-        traces.find(answers.into_iter().find_map(own)?)
-    };
+    let of_answer = || traces.find(PREFIXES.iter().find_map(|prefix| id.strip_prefix(prefix))?);
     let Some(trace) = traces.find(&id).or_else(of_answer) else {
         let message = format!(
             "there is no trace of the request `{}`: it is unknown here, or older than the latest that are kept (trace.ring)",

@@ -8,7 +8,7 @@ use actix_web::{HttpRequest, HttpResponse, Resource, ResponseError, Route, web};
 use super::api_error::ApiError;
 use super::state::State;
 use super::{
-    audio, cache, chat, dictation, edge, health, models, page, realtime, requests,
+    audio, cache, chat, dictation, edge, health, models, page, realtime, requests, responses,
     speech_sessions as sessions,
 };
 use crate::actors::Handles;
@@ -60,6 +60,22 @@ pub fn configure(
             ))
             .service(only_post("/v1/chat/completions", web::post().to(chat::chat)))
             .service(only_post("/v1/completions", web::post().to(chat::text)))
+            .service(only_post("/v1/responses", web::post().to(responses::create)))
+            .service(
+                web::resource("/v1/responses/{id}")
+                    .route(web::get().to(responses::get))
+                    .route(web::head().to(responses::get))
+                    .route(web::delete().to(responses::delete))
+                    .default_service(web::to(|request: HttpRequest| async move {
+                        wrong_method(&request, "GET, HEAD, DELETE")
+                    })),
+            )
+            .service(only_post("/v1/responses/{id}/cancel", web::post().to(responses::cancel)))
+            .service(only_get(
+                "/v1/responses/{id}/input_items",
+                || web::get().to(responses::input_items),
+                || web::head().to(responses::input_items),
+            ))
             .service(only_post("/v1/audio/transcriptions", web::post().to(audio::transcriptions)))
             .service(only_post("/v1/audio/translations", web::post().to(audio::translations)))
             .service(only_post("/v1/audio/sessions", web::post().to(sessions::create)))

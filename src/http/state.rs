@@ -6,6 +6,7 @@ use tokio::sync::Semaphore;
 
 use super::body::LARGE_BODIES;
 use super::guard::Guard;
+use super::responses::Store;
 use crate::actors::Handles;
 use crate::config::HttpConfig;
 
@@ -17,6 +18,8 @@ pub(super) struct State {
     pub(super) guard: Arc<Guard>,
     /// Places for large bodies, of all connections together.
     pub(super) large_bodies: Arc<Semaphore>,
+    /// Responses that can be gone on from.
+    pub(super) responses: Arc<Store>,
 }
 
 impl State {
@@ -26,6 +29,7 @@ impl State {
             config: Arc::new(config.clone()),
             guard: Arc::new(Guard::new(config)),
             large_bodies: Arc::new(Semaphore::new(LARGE_BODIES)),
+            responses: Arc::default(),
         }
     }
 }

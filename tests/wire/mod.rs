@@ -151,5 +151,6 @@ impl Response {
 
 /// The `data:` payloads of an event stream.
 pub fn events(text: &str) -> Vec<String> {
-    text.split("\n\n").filter_map(|event| event.strip_prefix("data: ").map(str::to_owned)).collect()
+    let data = |event: &str| event.lines().find_map(|line| line.strip_prefix("data: ")).map(str::to_owned);
+    text.split("\n\n").filter_map(data).collect()
 }

@@ -106,7 +106,7 @@ impl Default for Answer {
 
 impl Answer {
     /// Takes a piece in.
-    fn push(&mut self, event: ChatEvent) {
+    pub(super) fn push(&mut self, event: ChatEvent) {
         match event {
             ChatEvent::Text(text) => self.text.push_str(&text),
             ChatEvent::Reasoning(text) => self.reasoning.push_str(&text),
