@@ -18,8 +18,8 @@ use crate::cache::TokenHistory;
 use crate::config::SamplingConfig;
 use crate::model::text::{Rendered, TextModel, strip_nonce_lines};
 use crate::types::{
-    Clock, PrepareError, PreparedPrompt, Refusal, SamplingOptions, SamplingParams, StopRules, TokenId,
-    ToolChoice,
+    Clock, PrepareError, PreparedPrompt, ReadAnswer, Refusal, SamplingOptions, SamplingParams, StopRules,
+    TokenId, ToolChoice,
 };
 
 /// See the module.
@@ -147,6 +147,11 @@ fn prepare(
         },
         max_new_tokens: asked.clamp(1, room),
         scores: request.scores,
+        read: request.prompt.is_none().then(|| ReadAnswer {
+            tools: request.tools.clone().into(),
+            is_thinking: job.text.answer_form().format.opens_thought(&rendered.text()),
+            seed: job.seed,
+        }),
         stable: prompt,
         breakpoints: Vec::new(),
         stripped: 0,

@@ -33,7 +33,7 @@ pub(crate) struct EventSink {
     end: Option<mpsc::OwnedPermit<ChatEvent>>,
 }
 
-/// What waits until the client has room for it, in order. Text joins to text.
+/// What waits until the client has room for it, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     events: VecDeque<ChatEvent>,
@@ -47,10 +47,17 @@ impl Outbox {
 
     /// Adds text, possibly none.
     pub(crate) fn text(&mut self, more: String) {
-        match self.events.back_mut() {
-            _ if more.is_empty() => {}
-            Some(ChatEvent::Text(text)) => text.push_str(&more),
-            _ => self.events.push_back(ChatEvent::Text(more)),
+        if !more.is_empty() {
+            self.push(ChatEvent::Text(more));
+        }
+    }
+
+    /// Adds what was read of an answer. Text and thought join to what they follow.
+    pub(crate) fn push(&mut self, event: ChatEvent) {
+        match (self.events.back_mut(), event) {
+            (Some(ChatEvent::Text(text)), ChatEvent::Text(more))
+            | (Some(ChatEvent::Reasoning(text)), ChatEvent::Reasoning(more)) => text.push_str(&more),
+            (_, event) => self.events.push_back(event),
         }
     }
 

@@ -251,6 +251,8 @@ async fn answer(
                 return Ok(Ended::Whole(text));
             }
             Some(ChatEvent::Failed(failure)) => return Err(Stop::new(Exit::Failure, failure.message)),
+            // Thought is no part of what is asked for: it goes beside it.
+            Some(ChatEvent::Reasoning(piece)) => terminal::note(&piece),
             Some(_) => {}
             None => return Err(Stop::new(Exit::Failure, "the answer broke off")),
         }

@@ -115,6 +115,15 @@ pub struct UsageBody {
     pub total_tokens: u32,
     /// Of the prompt.
     pub prompt_tokens_details: PromptTokensDetails,
+    /// Of what was produced.
+    pub completion_tokens_details: CompletionTokensDetails,
+}
+
+/// Details of an answer's tokens.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct CompletionTokensDetails {
+    /// Those with which thought came.
+    pub reasoning_tokens: u32,
 }
 
 /// Details of a prompt's tokens.

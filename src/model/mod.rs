@@ -27,6 +27,7 @@ pub mod load;
 #[cfg(feature = "mlx")]
 pub mod mlx;
 pub mod ops;
+pub mod output;
 pub mod plain;
 pub mod sampler;
 #[cfg_attr(

@@ -12,10 +12,13 @@ mod scripted;
 mod shape;
 mod spelling;
 
+use std::collections::HashSet;
+use std::sync::OnceLock;
 use std::time::SystemTime;
 
 use serde_json::{Map, Value};
 
+use crate::model::output::OutputFormat;
 use crate::model::template::{Capabilities, ChatTemplate, TemplateInput};
 use crate::model::tokenizer::Tokenizer;
 pub use normalise::{Stripped, strip_nonce_lines};
@@ -40,6 +43,24 @@ pub struct TextModel {
     pub defaults: SamplingOptions,
     /// Facts for people: family, format, parameter count and so on, in order.
     pub facts: Vec<(String, String)>,
+    /// How its answers are read, once that was found out.
+    pub answers: OnceLock<AnswerForm>,
+}
+
+/// How a model's answers are read.
+#[derive(Debug)]
+pub struct AnswerForm {
+    /// Markers and forms.
+    pub format: OutputFormat,
+    /// Control tokens whose text says something in an answer.
+    spelled: HashSet<TokenId>,
+}
+
+impl AnswerForm {
+    /// Whether the reader of an answer wants this control token's text.
+    pub fn spells(&self, token: TokenId) -> bool {
+        self.spelled.contains(&token)
+    }
 }
 
 /// A conversation as the template wrote it, not yet tokens.
@@ -70,6 +91,20 @@ fn variables(request: &ChatRequest, switch: Option<&str>) -> Map<String, Value> 
 }
 
 impl TextModel {
+    /// How answers are read: found by what the template renders, the first time that somebody asks.
+    pub fn answer_form(&self) -> &AnswerForm {
+        self.answers.get_or_init(|| {
+            let format = self.template.as_ref().map(OutputFormat::detect).unwrap_or_default();
+            let controls = (0..self.tokenizer.vocab_size()).map(TokenId);
+            let is_marker = |id: &TokenId| {
+                self.tokenizer.is_control(*id)
+                    && std::str::from_utf8(self.tokenizer.piece(*id))
+                        .is_ok_and(|text| format.has_marker(text))
+            };
+            AnswerForm { spelled: controls.filter(is_marker).collect(), format }
+        })
+    }
+
     /// Writes a conversation as the model's prompt, up to the beginning of its answer.
     /// `now` is what a template that asks for the date gets.
     ///

@@ -28,6 +28,8 @@ pub struct Usage {
     pub stripped_lines: u32,
     /// Tokens produced, the end-of-sequence token included.
     pub completion_tokens: u32,
+    /// Of these, those with which thought came.
+    pub reasoning_tokens: u32,
 }
 
 /// Where a request's time went.
@@ -99,7 +101,8 @@ pub struct TokenScores {
     pub top: Vec<ScoredToken>,
 }
 
-/// A part of a tool call that the model makes. Calls do not overlap, and no text comes within one.
+/// A part of a tool call that the model makes: `Started`, any number of `Arguments`, `Finished`. Calls do not
+/// overlap, and neither text nor thought comes between the parts of one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CallEvent {
     /// A tool is called.

@@ -8,6 +8,7 @@ pub mod clock;
 pub mod error;
 pub mod event;
 pub mod ids;
+pub mod output;
 pub mod request;
 pub mod sampling;
 pub mod size;
@@ -23,8 +24,9 @@ pub use event::{
     CallEvent, ChatEvent, Failure, FailureReason, FinishReason, ScoredToken, Timings, TokenScores, Usage,
 };
 pub use ids::{Epoch, RequestId, SequenceId, TokenId};
+pub use output::OutputEvent;
 pub use request::{
-    ChatMessage, ChatRequest, ClientId, PreparedPrompt, Role, StopRules, ToolCall, ToolChoice,
+    ChatMessage, ChatRequest, ClientId, PreparedPrompt, ReadAnswer, Role, StopRules, ToolCall, ToolChoice,
 };
 pub use sampling::{Range, SamplingOptions, SamplingParams};
 pub use size::ByteSize;

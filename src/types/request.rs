@@ -181,6 +181,17 @@ pub struct StopRules {
     pub tokens: Vec<TokenId>,
 }
 
+/// What has to be known of a request to read its answer: thought, content, calls.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ReadAnswer {
+    /// Tool definitions that were offered.
+    pub tools: Arc<[Value]>,
+    /// The prompt ended within a thought.
+    pub is_thinking: bool,
+    /// Decides the calls' ids.
+    pub seed: u64,
+}
+
 /// A request ready for the engine.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PreparedPrompt {
@@ -194,6 +205,8 @@ pub struct PreparedPrompt {
     pub max_new_tokens: u32,
     /// Log-probabilities wanted, see [`ChatRequest::scores`].
     pub scores: Option<u8>,
+    /// How the answer is read; `None`: it is text as it stands.
+    pub read: Option<ReadAnswer>,
     /// Tokens that the conversation's next prompt will begin with, as far as can be told.
     pub stable: u32,
     /// Lengths of the prompt that the client marked as worth keeping, ascending.

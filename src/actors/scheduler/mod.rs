@@ -26,6 +26,7 @@ mod pace;
 mod placement;
 pub(crate) mod plan;
 mod rate;
+mod read;
 mod recover;
 pub(crate) mod restart;
 pub(crate) mod reuse;

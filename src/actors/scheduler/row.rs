@@ -15,6 +15,7 @@ use crate::actors::scheduler::fill::{Fill, MAX_SPAN, Policy, clamped};
 use crate::actors::scheduler::lookup::PromptLookup;
 use crate::actors::scheduler::placement::{HEADROOM_TOKENS, Placement};
 use crate::actors::scheduler::plan::Prefilling;
+use crate::actors::scheduler::read::AnswerReader;
 use crate::actors::scheduler::reuse::Reuse;
 use crate::actors::scheduler::scores::Scoring;
 use crate::actors::scheduler::stop::StopMatcher;
@@ -23,7 +24,7 @@ use crate::model::sampler::Scores;
 use crate::model::text::TextModel;
 use crate::model::tokenizer::Detokenizer;
 use crate::types::{
-    FinishReason, Priority, SamplingParams, SequenceId, Terms, Ticket, Timings, TokenId, Usage,
+    ChatEvent, FinishReason, Priority, SamplingParams, SequenceId, Terms, Ticket, Timings, TokenId, Usage,
 };
 
 /// Up to so many tokens to produce, all of them are set aside.
@@ -89,6 +90,9 @@ pub(crate) struct Row {
     end_tokens: Vec<TokenId>,
     max_new_tokens: u32,
     detokenizer: Detokenizer,
+    /// `None`: the answer is text as it stands.
+    reader: Option<Box<AnswerReader>>,
+    reasoning_tokens: u32,
     stops: StopMatcher,
     /// Log-probabilities wanted, see [`crate::types::ChatRequest::scores`].
     pub(crate) scores: Option<u8>,
@@ -97,6 +101,8 @@ pub(crate) struct Row {
     pub(crate) stop_string: Option<String>,
     /// Bytes of text produced.
     written: usize,
+    /// Of these, those that a stop string cut off.
+    dropped: usize,
     admitted: Option<Duration>,
     first_token: Option<Duration>,
     last_token: Option<Duration>,
@@ -124,6 +130,7 @@ impl Row {
         now: Duration,
     ) -> Self {
         let Admit { ticket, terms, prompt, fill, events } = admit;
+        let reads = prompt.read.is_some();
         let looked_up = || placement.lookup.then(|| Box::<PromptLookup>::default() as Box<dyn Fill>);
         Self {
             order,
@@ -161,12 +168,15 @@ impl Row {
             ended: None,
             end_tokens: prompt.stop.tokens,
             max_new_tokens: prompt.max_new_tokens,
-            detokenizer: Detokenizer::new(text),
+            reader: prompt.read.map(|read| Box::new(AnswerReader::new(&text, &read))),
+            detokenizer: if reads { Detokenizer::with_markers(text) } else { Detokenizer::new(text) },
+            reasoning_tokens: 0,
             stops: StopMatcher::new(&prompt.stop.strings),
             scores: prompt.scores,
             scoring: Scoring::default(),
             stop_string: None,
             written: 0,
+            dropped: 0,
             admitted: None,
             first_token: None,
             last_token: None,
@@ -411,9 +421,16 @@ impl Row {
         if self.deliver(&tail) {
             return FinishReason::Stop;
         }
-        let held = self.stops.finish();
+        let rest = self.reader.take().map(|reader| reader.finish()).unwrap_or_default();
+        let mut out = Vec::new();
+        if self.cut(rest, &mut out) {
+            self.send(out);
+            return FinishReason::Stop;
+        }
         let scores = self.scoring.finish();
         self.outbox.scores(scores);
+        out.into_iter().for_each(|event| self.outbox.push(event));
+        let held = self.stops.finish();
         self.outbox.text(held);
         reason
     }
@@ -421,12 +438,44 @@ impl Row {
     /// Puts what is certainly answer into the outbox; true when a stop string is complete.
     fn deliver(&mut self, text: &str) -> bool {
         self.written += text.len();
-        let released = self.stops.push(text);
-        let scores = self.scoring.release(released.text.len());
+        let events = match &mut self.reader {
+            Some(reader) => reader.push(text),
+            None if text.is_empty() => Vec::new(),
+            None => vec![ChatEvent::Text(text.to_owned())],
+        };
+        let mut out = Vec::new();
+        let stopped = self.cut(events, &mut out);
+        self.reasoning_tokens += u32::from(matches!(out.last(), Some(ChatEvent::Reasoning(_))));
+        self.send(out);
+        stopped
+    }
+
+    /// What of these events is certainly answer; true when a stop string is complete, in the text alone.
+    fn cut(&mut self, events: Vec<ChatEvent>, out: &mut Vec<ChatEvent>) -> bool {
+        for event in events {
+            let ChatEvent::Text(text) = event else {
+                // Text and what is not text are not one: what was withheld is no stop string.
+                out.extend(Some(self.stops.finish()).filter(|held| !held.is_empty()).map(ChatEvent::Text));
+                out.push(event);
+                continue;
+            };
+            let released = self.stops.push(&text);
+            self.dropped += released.dropped;
+            out.extend(Some(released.text).filter(|text| !text.is_empty()).map(ChatEvent::Text));
+            self.stop_string = released.stopped;
+            if self.stop_string.is_some() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Puts events into the outbox, before them the scores of the tokens that begin in them.
+    fn send(&mut self, events: Vec<ChatEvent>) {
+        let held = self.stops.held() + self.reader.as_ref().map_or(0, |reader| reader.held());
+        let scores = self.scoring.release_to(self.written.saturating_sub(held + self.dropped));
         self.outbox.scores(scores);
-        self.outbox.text(released.text);
-        self.stop_string = released.stopped;
-        self.stop_string.is_some()
+        events.into_iter().for_each(|event| self.outbox.push(event));
     }
 
     /// Sends what there is room for, and says how the client keeps up. Never waits.
@@ -466,6 +515,7 @@ impl Row {
             },
             stripped_lines: self.reuse.stripped,
             completion_tokens: self.produced(),
+            reasoning_tokens: self.reasoning_tokens,
         }
     }
 

@@ -9,8 +9,6 @@ use crate::types::TokenScores;
 pub(crate) struct Scoring {
     /// Each with the place of its token's first byte in the answer.
     waiting: VecDeque<(usize, TokenScores)>,
-    /// Bytes of the answer that are released.
-    released: usize,
 }
 
 impl Scoring {
@@ -19,10 +17,9 @@ impl Scoring {
         self.waiting.push_back((at, scores));
     }
 
-    /// More text goes out: the scores of the tokens in it.
-    pub(crate) fn release(&mut self, bytes: usize) -> Vec<TokenScores> {
-        self.released += bytes;
-        let count = self.waiting.iter().take_while(|(at, _)| *at < self.released).count();
+    /// Of the tokens that begin within the first bytes of the answer, which are certain.
+    pub(crate) fn release_to(&mut self, bytes: usize) -> Vec<TokenScores> {
+        let count = self.waiting.iter().take_while(|(at, _)| *at < bytes).count();
         self.waiting.drain(..count).map(|(_, scores)| scores).collect()
     }
 
@@ -53,10 +50,10 @@ mod tests {
         for (at, token) in [(0, 1), (3, 2), (5, 3), (5, 4)] {
             scoring.push(at, scores(token));
         }
-        assert_eq!(tokens(&scoring.release(3)), [1]);
-        assert_eq!(tokens(&scoring.release(0)), [0; 0]);
-        assert_eq!(tokens(&scoring.release(2)), [2]);
-        assert_eq!(tokens(&scoring.release(1)), [3, 4]);
+        assert_eq!(tokens(&scoring.release_to(3)), [1]);
+        assert_eq!(tokens(&scoring.release_to(3)), [0; 0]);
+        assert_eq!(tokens(&scoring.release_to(5)), [2]);
+        assert_eq!(tokens(&scoring.release_to(6)), [3, 4]);
         scoring.push(6, scores(5));
         assert_eq!(tokens(&scoring.finish()), [5], "one without text, at the end");
     }

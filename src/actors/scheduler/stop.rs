@@ -19,6 +19,8 @@ pub(crate) struct Released {
     pub(crate) text: String,
     /// The stop string that is complete: nothing follows.
     pub(crate) stopped: Option<String>,
+    /// Bytes that were cut off with it.
+    pub(crate) dropped: usize,
 }
 
 impl StopMatcher {
@@ -31,18 +33,24 @@ impl StopMatcher {
     /// Takes more text.
     pub(crate) fn push(&mut self, text: &str) -> Released {
         if self.strings.is_empty() {
-            return Released { text: text.to_owned(), stopped: None };
+            return Released { text: text.to_owned(), stopped: None, dropped: 0 };
         }
         self.held.push_str(text);
         if let Some((cut, stop)) = self.first_match() {
             let stopped = Some(stop.to_owned());
             let mut text = std::mem::take(&mut self.held);
+            let dropped = text.len() - cut;
             text.truncate(cut);
-            return Released { text, stopped };
+            return Released { text, stopped, dropped };
         }
         let keep = self.held.len() - self.longest_open_tail();
         let tail = self.held.split_off(keep);
-        Released { text: std::mem::replace(&mut self.held, tail), stopped: None }
+        Released { text: std::mem::replace(&mut self.held, tail), stopped: None, dropped: 0 }
+    }
+
+    /// Bytes that are withheld.
+    pub(crate) fn held(&self) -> usize {
+        self.held.len()
     }
 
     /// The text ended without a stop string: releases what was withheld.

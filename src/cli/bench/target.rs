@@ -108,7 +108,7 @@ async fn here(greenroom: &Greenroom, ask: &Ask) -> Result<Answer, Stop> {
     let mut answer = Answer::default();
     while let Some(event) = stream.events.recv().await {
         match event {
-            ChatEvent::Text(_) => answer.pieces.push(began.elapsed()),
+            ChatEvent::Text(_) | ChatEvent::Reasoning(_) => answer.pieces.push(began.elapsed()),
             ChatEvent::Done { usage, .. } => {
                 answer.whole = began.elapsed();
                 answer.prompt_tokens = usage.prompt_tokens;

@@ -84,10 +84,11 @@ impl Total {
     /// A choice is done.
     pub fn add(&mut self, choice: usize, usage: Usage, timings: Timings) {
         let completion_tokens = self.usage.completion_tokens.saturating_add(usage.completion_tokens);
+        let reasoning_tokens = self.usage.reasoning_tokens.saturating_add(usage.reasoning_tokens);
         if choice == 0 {
             (self.usage, self.timings) = (usage, Some(timings));
         }
-        self.usage.completion_tokens = completion_tokens;
+        self.usage = Usage { completion_tokens, reasoning_tokens, ..self.usage };
     }
 }
 

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::super::api_error::ApiError;
-use super::super::dto::{Completion, PromptTokensDetails, UsageBody};
+use super::super::dto::{Completion, CompletionTokensDetails, PromptTokensDetails, UsageBody};
 use crate::types::{Failure, FinishReason, Usage};
 
 /// The end of a stream that went well.
@@ -107,6 +107,7 @@ pub fn usage_body(usage: Usage) -> UsageBody {
             created_tokens: usage.created_tokens,
             stripped_lines: usage.stripped_lines,
         },
+        completion_tokens_details: CompletionTokensDetails { reasoning_tokens: usage.reasoning_tokens },
     }
 }
 

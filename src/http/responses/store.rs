@@ -128,9 +128,7 @@ mod tests {
         store.put("larger", stored(MAX_BYTES + 1));
         assert!(store.get("larger").is_none() && store.get("large").is_some());
         assert!(store.remove("large") && !store.remove("large"));
-        assert_eq!(
-            store.kept().bytes,
-            store.kept().responses.values().map(|(_, bytes)| bytes).sum::<usize>()
-        );
+        let kept = store.kept();
+        assert_eq!(kept.bytes, kept.responses.values().map(|(_, bytes)| bytes).sum::<usize>());
     }
 }

@@ -3,6 +3,7 @@
 //! For the scripted engine, and wherever a test needs text but no weights.
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use serde_json::Map;
 
@@ -15,7 +16,8 @@ const TEMPLATE: &str = "\
 {%- if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif -%}
 {%- for message in messages %}<|im_start|>{{ message.role }}\n\
 {{ message.content or '' }}\
-{% if message.tool_calls %}{{ message.tool_calls | tojson }}{% endif %}<|im_end|>\n{% endfor -%}
+{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\
+<|im_end|>\n{% endfor -%}
 {%- if add_generation_prompt %}<|im_start|>assistant\n{% endif -%}";
 
 impl TextModel {
@@ -48,6 +50,7 @@ impl TextModel {
             context: 4096,
             defaults: SamplingOptions::default(),
             facts: vec![("family".into(), "scripted".into())],
+            answers: OnceLock::new(),
         })
     }
 }

@@ -9,24 +9,37 @@ use crate::model::sampler::Scores;
 use crate::model::text::TextModel;
 use crate::types::{ScoredToken, TokenId, TokenScores};
 
-/// An incremental decoder of one answer. Control tokens give no text.
+/// An incremental decoder of one answer. Control tokens give no text, unless a reader wants it.
 #[derive(Debug)]
 pub struct Detokenizer {
     text: Arc<TextModel>,
     /// Bytes that may still become a character: at most three between calls.
     pending: Vec<u8>,
+    /// Control tokens that say something to the answer's reader give their text.
+    spells: bool,
 }
 
 impl Detokenizer {
     /// Starts an answer.
     pub fn new(text: Arc<TextModel>) -> Self {
-        Self { text, pending: Vec::new() }
+        Self { text, pending: Vec::new(), spells: false }
+    }
+
+    /// Starts an answer whose text is read by an [`OutputParser`](crate::model::output::OutputParser): control
+    /// tokens that are markers to it give their text.
+    pub fn with_markers(text: Arc<TextModel>) -> Self {
+        Self { spells: true, ..Self::new(text) }
     }
 
     /// Takes the next id and gives the text that is certain now, possibly none.
     /// Bytes that can never become a character give U+FFFD.
     pub fn push(&mut self, token: TokenId) -> String {
-        self.pending.extend_from_slice(self.text.tokenizer.text_bytes(token));
+        let tokenizer = &self.text.tokenizer;
+        let bytes = match self.spells && self.text.answer_form().spells(token) {
+            true => tokenizer.piece(token),
+            false => tokenizer.text_bytes(token),
+        };
+        self.pending.extend_from_slice(bytes);
         let complete = self.pending.len() - incomplete_tail(&self.pending);
         let text = String::from_utf8_lossy(&self.pending[..complete]).into_owned();
         self.pending.drain(..complete);

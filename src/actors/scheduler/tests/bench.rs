@@ -123,6 +123,7 @@ impl Bench {
             stop: StopRules { strings: ask.stop.clone(), tokens: vec![TokenId(257)] },
             max_new_tokens: ask.max_new,
             scores: None,
+            read: None,
             stable: ask.stable,
             breakpoints: Vec::new(),
             stripped: 0,

@@ -119,6 +119,7 @@ impl World {
             stop: StopRules::default(),
             max_new_tokens: max_new,
             scores: None,
+            read: None,
             stable: 0,
             breakpoints: Vec::new(),
             stripped: 0,

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
+use std::sync::OnceLock;
 
 use serde_json::{Map, Value, json};
 
@@ -68,6 +69,7 @@ pub(super) fn text_model(folder: &Path, config: &Value) -> Result<TextModel, Loa
         context,
         defaults: ends::defaults(&generation),
         facts: Vec::new(),
+        answers: OnceLock::new(),
     })
 }
 

@@ -1,6 +1,7 @@
 //! Tokenizer, template, ends and defaults from GGUF's metadata.
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use serde_json::{Map, Value as Json};
 
@@ -51,6 +52,7 @@ pub(super) fn text_model(metadata: &Metadata<'_>, vocab: usize, path: &Path) -> 
         context: 0,
         defaults: defaults(metadata)?,
         facts: Vec::new(),
+        answers: OnceLock::new(),
     })
 }
 
