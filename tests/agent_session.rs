@@ -58,6 +58,7 @@ async fn answer(greenroom: &Greenroom, request: ChatRequest) -> (String, Usage) 
             ChatEvent::Text(piece) => text.push_str(&piece),
             ChatEvent::Done { usage, .. } => return (text, usage),
             ChatEvent::Failed(failure) => panic!("{failure:?}"),
+            _ => {}
         }
     }
 }

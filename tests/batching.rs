@@ -259,7 +259,7 @@ fn sixteen_secrets_stay_where_they_belong() {
         let plan = rows.iter().zip(&prompts).map(|((sequence, output), prompt)| {
             let start = (prompt.len() - 1 + now) as u32;
             let wanted =
-                SampleFor { params: &greedy, position: start + 1, output: &output[1..], logprob: false };
+                SampleFor { params: &greedy, position: start + 1, output: &output[1..], scores: None };
             let input = &output[output.len() - 1..];
             PlanRow { sequence: *sequence, input, start, want: Want::Sample(wanted) }
         });

@@ -69,6 +69,7 @@ async fn read(mut stream: ChatStream) -> (String, Usage) {
             ChatEvent::Text(piece) => text.push_str(&piece),
             ChatEvent::Done { usage, .. } => return (text, usage),
             ChatEvent::Failed(failure) => panic!("{failure:?}"),
+            _ => {}
         }
     }
 }

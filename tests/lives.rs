@@ -48,6 +48,7 @@ async fn live(device: DeviceChoice) -> String {
                 break;
             }
             ChatEvent::Failed(failure) => panic!("{failure:?}"),
+            _ => {}
         }
     }
     greenroom.stop().await;

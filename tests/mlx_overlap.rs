@@ -43,7 +43,7 @@ fn row<'a>(
     start: u32,
     params: &'a Arc<SamplingParams>,
 ) -> PlanRow<'a> {
-    let wanted = SampleFor { params, position: start + input.len() as u32, output: &[], logprob: false };
+    let wanted = SampleFor { params, position: start + input.len() as u32, output: &[], scores: None };
     PlanRow { sequence, input, start, want: Want::Sample(wanted) }
 }
 
@@ -87,7 +87,7 @@ fn submit_all(
 fn tokens(engine: &mut MlxEngine, step: StepHandle) -> Vec<TokenId> {
     let outcome = engine.collect(step).unwrap();
     let token = |outcome: &RowOutcome| match outcome {
-        RowOutcome::Sampled { token, logprob: None } => *token,
+        RowOutcome::Sampled { token, scores: None } => *token,
         other => panic!("no token: {other:?}"),
     };
     outcome.rows.iter().map(token).collect()
@@ -168,7 +168,7 @@ fn a_row_that_ended_loses_its_part_of_the_next_step_and_nobody_else_does() {
     assert!(matches!(outcome.rows[0], RowOutcome::Failed(EngineError::UnknownSequence { .. })));
     assert!(matches!(outcome.rows[1], RowOutcome::Failed(EngineError::InvalidPlan { .. })), "{outcome:?}");
     for at in [2, 3] {
-        assert_eq!(outcome.rows[at], RowOutcome::Sampled { token: expected[1][at], logprob: None });
+        assert_eq!(outcome.rows[at], RowOutcome::Sampled { token: expected[1][at], scores: None });
     }
     // Whoever takes the free place is not disturbed by what was under way.
     let mut again = prefilled(&mut engine, &all[..1]);
@@ -274,7 +274,7 @@ fn prompts_go_on_while_other_rows_overlap() {
     );
     let outcome = engine.collect(first).unwrap();
     assert_eq!(outcome.rows[1], RowOutcome::Advanced);
-    let sampled = |token| RowOutcome::Sampled { token, logprob: None };
+    let sampled = |token| RowOutcome::Sampled { token, scores: None };
     assert_eq!([&outcome.rows[0], &outcome.rows[2]], [&sampled(expected[0][0]), &sampled(expected[0][1])]);
     let outcome = engine.collect(second).unwrap();
     let expected = [expected[1][1], expected[0][3], expected[1][0]].map(sampled);

@@ -7,16 +7,17 @@ mod common;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use greenroom::actors::{SessionReader, SpeechSession};
 use greenroom::config::DeviceChoice;
-use greenroom::model::speech::source::SpeechFolder;
-use greenroom::types::Refusal;
+use greenroom::model::speech::source::{LoadedSpeech, SpeechFolder, SpeechSource};
 use greenroom::types::speech::{
     AppendError, LiveInput, SessionEnd, SessionEvent, SessionNews, SessionSpec, SessionStatus, SpeechFailure,
     Transcription,
 };
+use greenroom::types::{LoadError, Refusal};
 use greenroom::{Config, Greenroom};
 
 fn clip(name: &str) -> Vec<u8> {
@@ -403,5 +404,45 @@ fn a_cancelled_session_stops_computing_and_a_stopped_server_says_so() {
         late.append(None, pcm("long-60s.wav")[..900_000].to_vec().into()).unwrap();
         greenroom.stop().await;
         assert_eq!(late.ended().await, SessionEnd::Failed(SpeechFailure::ShuttingDown));
+    });
+}
+
+/// Counts how often it is loaded.
+struct Counted {
+    folder: SpeechFolder,
+    loads: AtomicUsize,
+}
+
+impl SpeechSource for Counted {
+    fn id(&self) -> &str {
+        self.folder.id()
+    }
+
+    fn load(&self) -> Result<LoadedSpeech, LoadError> {
+        self.loads.fetch_add(1, Ordering::Relaxed);
+        self.folder.load()
+    }
+}
+
+#[test]
+fn who_asks_and_goes_leaves_no_load_behind() {
+    run(async || {
+        let mut config = Config::default();
+        config.engine.device = DeviceChoice::Cpu;
+        let folder = SpeechFolder::new(common::speech_model("whisper-tiny.en"), &config).unwrap();
+        let source = Arc::new(Counted { folder, loads: AtomicUsize::new(0) });
+        let speech = Arc::clone(&source) as Arc<dyn SpeechSource>;
+        let greenroom = Greenroom::builder(config).speech(speech).start().await.unwrap();
+        for _ in 0..8 {
+            let session = open(&greenroom, spec(false)).await;
+            session.append(None, pcm("ps-goforward.wav").into()).unwrap();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            session.cancel();
+        }
+        let last = open(&greenroom, spec(false)).await;
+        feed(&last, &pcm("ps-goforward.wav"), &[32_000]).await;
+        assert_eq!(done(&last).await.text(), "Go forward 10 meters.");
+        assert_eq!(source.loads.load(Ordering::Relaxed), 1);
+        greenroom.stop().await;
     });
 }

@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::answer::{HEARTBEAT, add_stream_headers};
 use super::api_error::ApiError;
-use super::body::Bounded;
+use super::body::{Bounded, check_encoding};
 use super::chat::warning;
 use super::recorder::Recorder;
 use super::speech_request::{SpeechCall, read_form, too_large};
@@ -158,11 +158,13 @@ type Upload = (Vec<(String, String)>, Option<Bytes>);
 /// Reads the form's parts, in whatever order they come.
 async fn read_upload(request: &HttpRequest, payload: web::Payload, limit: usize) -> Result<Upload, ApiError> {
     let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or("");
-    if !kind.trim_start().to_ascii_lowercase().starts_with("multipart/form-data") {
+    let essence = kind.split(';').next().unwrap_or_default().trim();
+    if !essence.eq_ignore_ascii_case("multipart/form-data") {
         let message = "content-type: must be multipart/form-data, with the recording as `file`".to_owned();
         return Err(ApiError::invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
             .closing());
     }
+    check_encoding(request, "the form as it is")?;
     let broken = |error: MultipartError| {
         let message = format!("the form cannot be read: {error}");
         ApiError::invalid(StatusCode::BAD_REQUEST, "invalid_multipart", message).closing()

@@ -89,9 +89,9 @@ pub fn read_form(fields: &[(String, String)], task: Task) -> Result<SpeechCall, 
                 edit(&mut vad).min_silence_ms = number(name, value, 0.0, 60_000.0)? as u32
             }
             "vad_pad_ms" => edit(&mut vad).pad_ms = number(name, value, 0.0, 10_000.0)? as u32,
-            "beam_size" => call.options.beam_size = number(name, value, 1.0, 16.0)? as usize,
-            "batch_size" => call.options.batch_size = number(name, value, 1.0, 16.0)? as usize,
-            "best_of" => call.options.best_of = number(name, value, 1.0, 16.0)? as usize,
+            "beam_size" => call.options.beam_size = count(name, value, 1, 16)? as usize,
+            "batch_size" => call.options.batch_size = count(name, value, 1, 16)? as usize,
+            "best_of" => call.options.best_of = count(name, value, 1, 16)? as usize,
             "condition_on_previous_text" => call.options.condition_on_previous_text = boolean(name, value)?,
             "no_speech_threshold" => call.options.no_speech_threshold = number(name, value, 0.0, 1.0)?,
             "hallucination_silence_threshold" => {
@@ -99,7 +99,7 @@ pub fn read_form(fields: &[(String, String)], task: Task) -> Result<SpeechCall, 
             }
             "word_timestamps" => call.options.words |= boolean(name, value)?,
             "without_timestamps" => call.options.timestamps = !boolean(name, value)?,
-            "seed" => call.options.seed = number(name, value, 0.0, 9_007_199_254_740_992.0)? as u64,
+            "seed" => call.options.seed = count(name, value, 0, u64::MAX)?,
             "file" => {
                 return Err(ApiError::field("file", "invalid_value", "must be a file, not a text field"));
             }
@@ -192,6 +192,13 @@ fn number(name: &str, value: &str, low: f64, high: f64) -> Result<f64, ApiError>
     let parsed = value.parse::<f64>().ok().filter(|number| (low..=high).contains(number));
     parsed.ok_or_else(|| {
         ApiError::field(name, "invalid_value", format!("must be a number from {low} to {high}"))
+    })
+}
+
+fn count(name: &str, value: &str, low: u64, high: u64) -> Result<u64, ApiError> {
+    let parsed = value.parse::<u64>().ok().filter(|number| (low..=high).contains(number));
+    parsed.ok_or_else(|| {
+        ApiError::field(name, "invalid_value", format!("must be a whole number from {low} to {high}"))
     })
 }
 
@@ -332,6 +339,8 @@ mod tests {
             (&[("timestamp_granularities[]", "word")], "timestamp_granularities", "invalid_value"),
             (&[("stream", "true"), ("response_format", "srt")], "response_format", "unsupported_value"),
             (&[("beam_size", "99")], "beam_size", "invalid_value"),
+            (&[("best_of", "1.5")], "best_of", "invalid_value"),
+            (&[("seed", "18446744073709551616")], "seed", "invalid_value"),
             (&[("include[]", "cats")], "include", "invalid_value"),
             (&[("known_speaker_names[]", "Ann")], "known_speaker_names", "unsupported_parameter"),
             (&[("chunking_strategy", "{\"type\":\"other\"}")], "chunking_strategy", "invalid_value"),

@@ -69,12 +69,12 @@ pub fn riff(format: &[u8], data: &[u8]) -> Vec<u8> {
 
 /// The body of a format chunk.
 pub fn format(tag: u16, channels: u16, rate: u32, bits: u16) -> Vec<u8> {
-    let align = channels * bits / 8;
+    let align = channels.wrapping_mul(bits) / 8;
     let mut body = Vec::new();
     body.extend(tag.to_le_bytes());
     body.extend(channels.to_le_bytes());
     body.extend(rate.to_le_bytes());
-    body.extend((rate * u32::from(align)).to_le_bytes());
+    body.extend(rate.wrapping_mul(u32::from(align)).to_le_bytes());
     body.extend(align.to_le_bytes());
     body.extend(bits.to_le_bytes());
     body

@@ -1,5 +1,7 @@
 //! WAV in every encoding, and with the headers that recorders leave behind.
 
+use greenroom::model::speech::audio::AudioError;
+
 use crate::common::*;
 
 fn tone() -> Vec<f32> {
@@ -110,4 +112,43 @@ fn strange_values_do_not_spread() {
     let heard = audio(float_wav(&samples, 1, 44_100));
     assert!(heard.iter().all(|sample| sample.is_finite() && sample.abs() < 1.0));
     assert!(rms(&heard[12_000..]) > 0.3);
+}
+
+#[test]
+fn absurd_headers_are_refused_before_anything_is_decoded() {
+    for channels in [0, 9, 257, u16::MAX] {
+        let error = decode(riff(&format(1, channels, 16_000, 16), &[0; 64_000])).unwrap_err().to_string();
+        assert!(error.contains(&format!("{channels} channels")), "{error}");
+    }
+    // Four hours in bytes that are there: nothing of it has to be decoded to know that.
+    let long = riff(&format(7, 1, 1000, 8), &vec![0xff; 601_000]);
+    assert!(matches!(decode(long), Err(AudioError::TooLong { .. })));
+}
+
+#[test]
+fn any_word_on_speakers_is_passed_over() {
+    for (channels, speakers) in [(2_u16, 0x8000_0000_u32), (2, u32::MAX), (8, 0x8000_0001), (1, 0), (1, 7)] {
+        let mut extensible = format(0xfffe, channels, 16_000, 16);
+        extensible.extend(22_u16.to_le_bytes());
+        extensible.extend(16_u16.to_le_bytes());
+        extensible.extend(speakers.to_le_bytes());
+        extensible.extend(b"\x01\0\0\0\0\0\x10\0\x80\0\0\xaa\0\x38\x9b\x71");
+        let frames = 16_000;
+        let samples = audio(riff(&extensible, &vec![0; frames * usize::from(channels) * 2]));
+        assert_eq!(samples.len(), frames, "{channels} channels for {speakers:#x}");
+    }
+}
+
+#[test]
+fn a_sample_that_cannot_be_one_does_not_drown_the_others() {
+    let tone: Vec<f32> = (0..16_000).map(|i| (i as f32 * 0.1).sin() * 0.5).collect();
+    let bytes = |samples: &[f32]| -> Vec<u8> { samples.iter().flat_map(|x| x.to_le_bytes()).collect() };
+    let clean = audio(riff(&format(3, 1, 16_000, 32), &bytes(&tone)));
+    for wrong in [3e38_f32, -3e38, f32::INFINITY, f32::NAN, 1e9] {
+        let mut spoilt = tone.clone();
+        spoilt[8000] = wrong;
+        let heard = audio(riff(&format(3, 1, 16_000, 32), &bytes(&spoilt)));
+        let differ = heard.iter().zip(&clean).filter(|(a, b)| (*a - *b).abs() > 1e-6).count();
+        assert!(differ <= 1, "{wrong}: {differ}");
+    }
 }

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use bytes::Bytes;
-use tokio::sync::{Mutex, Semaphore, mpsc, oneshot, watch};
+use futures_util::future::{self, FutureExt, LocalBoxFuture};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::actors::gateway::draw;
 use crate::actors::messages::{
@@ -29,7 +30,7 @@ use crate::model::speech::source::SpeechSource;
 use crate::model::speech::tokens::SpeechTokens;
 use crate::observe::{Gauges, Outcome, fields};
 use crate::types::speech::{SpeechEvent, SpeechFailure, SpeechOptions, Transcription};
-use crate::types::{Clock, LiveCount, Refusal, Ticket, TicketOffice, Trace, TraceRing};
+use crate::types::{Clock, LiveCount, PrepareError, Refusal, Ticket, TicketOffice, Trace, TraceRing};
 
 mod desk;
 mod live;
@@ -68,6 +69,9 @@ pub(crate) struct SpeechParts {
     pub(crate) traces: Arc<TraceRing>,
 }
 
+/// A load that many wait for.
+type Loading = future::Shared<LocalBoxFuture<'static, Result<Arc<SpeechTokens>, SpeechFailure>>>;
+
 /// What the tasks share.
 struct Shared {
     source: Arc<dyn SpeechSource>,
@@ -76,8 +80,8 @@ struct Shared {
     gauges: Arc<Gauges>,
     desk: Desk,
     tokens: RefCell<Option<Arc<SpeechTokens>>>,
-    /// One load at a time; who waits for it finds it done.
-    loading: Mutex<()>,
+    /// The load under way: all who need the model wait for the same one.
+    loading: RefCell<Option<Loading>>,
     /// When the latest load failed, and why.
     failed: RefCell<Option<(Duration, String)>>,
     running: Semaphore,
@@ -126,7 +130,7 @@ impl TranscriptionService {
             gauges,
             desk,
             tokens: RefCell::default(),
-            loading: Mutex::new(()),
+            loading: RefCell::default(),
             failed: RefCell::default(),
             users: Cell::new(0),
             uses: Cell::new(0),
@@ -193,6 +197,10 @@ impl Handler<OpenSession> for TranscriptionService {
     fn handle(&mut self, message: OpenSession, _: &mut Self::Context) -> Self::Result {
         let shared = self.open()?;
         let model = shared.named(message.spec.model.clone())?.to_owned();
+        // Where the model is not loaded it is said with the first words.
+        if let Some(tokens) = shared.loaded() {
+            tokens.check(&message.spec.options).map_err(option_refusal)?;
+        }
         let limit = shared.config.max_sessions;
         let (number, _) = draw()?;
         let ticket = self.session_places.try_take(number, shared.clock.now());
@@ -287,12 +295,37 @@ impl Shared {
     }
 
     /// The tokens of the loaded model; loads it where it is not.
-    async fn load(&self) -> Result<Arc<SpeechTokens>, SpeechFailure> {
-        let begun = self.clock.now();
-        let _one = self.loading.lock().await;
-        if let Some(tokens) = self.tokens.borrow().clone().filter(|_| self.desk.engine().is_loaded()) {
+    async fn load(self: &Rc<Self>) -> Result<Arc<SpeechTokens>, SpeechFailure> {
+        if let Some(tokens) = self.loaded() {
             return Ok(tokens);
         }
+        let under_way = self.loading.borrow().clone();
+        let load = under_way.unwrap_or_else(|| {
+            let shared = Rc::clone(self);
+            let load = async move {
+                let user = User::new(&shared);
+                let loaded = shared.load_now().await;
+                *shared.loading.borrow_mut() = None;
+                drop(user);
+                loaded
+            };
+            let load = load.boxed_local().shared();
+            *self.loading.borrow_mut() = Some(load.clone());
+            // It goes on whoever gives up waiting: else each who asks and goes would leave one behind.
+            actix::spawn(load.clone().map(drop));
+            load
+        });
+        load.await
+    }
+
+    /// The tokens of the loaded model.
+    fn loaded(&self) -> Option<Arc<SpeechTokens>> {
+        self.tokens.borrow().clone().filter(|_| self.desk.engine().is_loaded())
+    }
+
+    /// Loads the model.
+    async fn load_now(&self) -> Result<Arc<SpeechTokens>, SpeechFailure> {
+        let begun = self.clock.now();
         let unavailable = |message: String| SpeechFailure::Unavailable { message };
         if let Some((when, why)) = &*self.failed.borrow()
             && self.clock.now().saturating_sub(*when) < LOAD_PAUSE
@@ -440,6 +473,16 @@ async fn transcribe(shared: &Rc<Shared>, ask: &Ask) -> Result<Transcription, Spe
         speech.recording_seconds.record(shared.clock.now().saturating_sub(begun));
     }
     heard.map_err(failure)
+}
+
+/// An option that the model cannot serve, said before anything is done.
+fn option_refusal(failure: SpeechFailure) -> Refusal {
+    match failure {
+        SpeechFailure::Option { field, message } => {
+            Refusal::Prepare(PrepareError::Field { field: field.to_owned(), message })
+        }
+        other => Refusal::Internal { message: other.to_string() },
+    }
 }
 
 fn failure(error: SpeechError) -> SpeechFailure {

@@ -16,7 +16,7 @@ const TEMPLATE: &str = "\
 {%- if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif -%}
 {%- for message in messages %}<|im_start|>{{ message.role }}\n\
 {{ message.content or '' }}\
-{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\
+{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{{ call.id or '' }}{% endfor %}\
 <|im_end|>\n{% endfor -%}
 {%- if add_generation_prompt %}<|im_start|>assistant\n{% endif -%}";
 

@@ -57,6 +57,13 @@ impl Decoder {
     pub fn open(source: Source, limits: AudioLimits) -> Result<Self, AudioError> {
         let mut input = Input::new(source);
         let sniffed = sniff::sniff(&mut input)?;
+        // Before a reader sees them: what is known of a WAV file is certain.
+        if let Some(channels) = sniffed.channels {
+            check_channels(channels, limits)?;
+        }
+        if sniffed.seconds.is_some_and(|seconds| seconds > limits.max_seconds) {
+            return Err(AudioError::TooLong { limit_s: limits.max_seconds });
+        }
         let position = input.position();
         let at = std::sync::Arc::clone(&position);
         catch_unwind(AssertUnwindSafe(move || Self::open_sniffed(input, sniffed, position, limits)))

@@ -10,7 +10,7 @@ const NEEDED: usize = 64;
 const HEADER: usize = 64 * 1024;
 
 /// What the first bytes say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Sniffed {
     /// The container's short name; none where only a search can tell.
     pub(super) container: Option<&'static str>,
@@ -20,6 +20,10 @@ pub(super) struct Sniffed {
     pub(super) missing: u64,
     /// Where everything ends, as the header says, if it does.
     pub(super) end: Option<u64>,
+    /// Channels of a WAV file.
+    pub(super) channels: Option<u16>,
+    /// Seconds of a WAV file that is all there.
+    pub(super) seconds: Option<f64>,
 }
 
 /// What can be read, by the bytes at a place.
@@ -97,7 +101,14 @@ pub(super) fn sniff(input: &mut Input) -> Result<Sniffed, AudioError> {
         return unsupported(name);
     }
     let form = head.get(8..12).unwrap_or_default();
-    let mut sniffed = Sniffed { container: lookup(READ, head), unbounded: false, missing: 0, end: None };
+    let mut sniffed = Sniffed {
+        container: lookup(READ, head),
+        unbounded: false,
+        missing: 0,
+        end: None,
+        channels: None,
+        seconds: None,
+    };
     if head.starts_with(b"RIFF") && form == b"WAVE" {
         sniffed.container = Some("wav");
         wav(input, &mut sniffed).map_err(unreadable)?;
@@ -145,9 +156,16 @@ fn wav(input: &mut Input, sniffed: &mut Sniffed) -> std::io::Result<()> {
     let Some(data) = riff::data(head) else {
         return Ok(());
     };
+    sniffed.channels = data.channels;
+    if let Some(at) = data.speakers {
+        // They play no part, and a wrong one is too much for the reader.
+        input.patch(at, [0; 4]);
+    }
     let unknown = riff::is_unknown(data.size);
     // An empty chunk behind which nothing follows is just that.
     let there = length.map(|length| length.saturating_sub(data.start));
+    let samples = there.map(|there| if unknown { there } else { there.min(data.size as usize) });
+    sniffed.seconds = samples.zip(data.bytes_per_second).map(|(samples, rate)| samples as f64 / rate as f64);
     sniffed.unbounded = unknown;
     let beyond = there.is_some_and(|there| data.size as usize > there);
     if unknown || beyond {

@@ -9,6 +9,7 @@ use symphonia::core::formats::Track;
 
 use super::sniff::Sniffed;
 use super::{AudioError, AudioLimits, codec};
+use crate::observe::fields;
 
 /// The first audio track that can be decoded, or the error that says what there is.
 pub(super) fn choose<'a>(
@@ -59,5 +60,7 @@ pub(super) fn refused(error: Error, sniffed: Sniffed, unknown: String, at: u64) 
 /// What a caught panic said.
 pub(super) fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
-    format!("the decoder failed: {}", text.unwrap_or("for an unknown reason"))
+    // Its words are for whoever mends it, not for whoever sent the file.
+    tracing::warn!(target: fields::LIFE, text = text.unwrap_or("unknown"), "a decoder panicked");
+    "the decoder failed".to_owned()
 }
