@@ -61,9 +61,6 @@ impl Decoder {
         if let Some(channels) = sniffed.channels {
             check_channels(channels, limits)?;
         }
-        if sniffed.seconds.is_some_and(|seconds| seconds > limits.max_seconds) {
-            return Err(AudioError::TooLong { limit_s: limits.max_seconds });
-        }
         let position = input.position();
         let at = std::sync::Arc::clone(&position);
         catch_unwind(AssertUnwindSafe(move || Self::open_sniffed(input, sniffed, position, limits)))
@@ -168,7 +165,9 @@ impl Decoder {
         }))
         .unwrap_or_else(|panic| Err(self.broken(panic_text(panic.as_ref()))));
         self.given += (out.len() - before) as u64;
-        if result.is_ok() && self.seconds() > self.limits.max_seconds {
+        // Of a WAV file it is known before it is decoded.
+        let seconds = self.sniffed.seconds.unwrap_or(0.0).max(self.seconds());
+        if result.is_ok() && seconds > self.limits.max_seconds {
             self.ended = true;
             return Err(AudioError::TooLong { limit_s: self.limits.max_seconds });
         }
