@@ -262,10 +262,38 @@ fn what_is_wrong_is_said_at_once_and_names_the_field() {
     }
     let reply = server.send("POST", "/v1/audio/translations", KIND, &form(&wav(1.0), &[]));
     assert_eq!((reply.status, &reply.json()["error"]["code"]), (400, &Value::from("unsupported_task")));
-    let reply = server.send("POST", "/v1/audio/transcriptions", "application/json", b"{}");
+    let reply = server.send("POST", "/v1/audio/transcriptions", "text/plain", b"{}");
     assert_eq!(reply.status, 415);
+    for (body, param) in
+        [("{}", "file"), ("{\"file\": 5}", "file"), ("{\"file\": \"!\"}", "file"), ("[]", "body")]
+    {
+        let reply = server.send("POST", "/v1/audio/transcriptions", "application/json", body.as_bytes());
+        assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &param.into()), "{body}");
+    }
     let reply = server.send("POST", "/v1/audio/transcriptions", KIND, b"--frontier--\r\n");
     assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &Value::from("file")));
+}
+
+#[test]
+fn a_recording_comes_as_json_or_as_raw_samples_too() {
+    let server = Server::start(&[]);
+    let wav = clip("ps-goforward.wav");
+    let file = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, &wav);
+    for file in [file.clone(), format!("data:audio/wav;base64,{file}")] {
+        let body =
+            serde_json::json!({"file": file, "response_format": "text", "vad": true, "temperature": 0});
+        let path = "/v1/audio/transcriptions";
+        let reply = server.send("POST", path, "application/json", body.to_string().as_bytes());
+        assert_eq!((reply.status, reply.text().trim()), (200, "Go forward 10 meters."));
+    }
+    let mut body =
+        b"--frontier\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\nContent-Type: \
+        audio/pcm;rate=16000;channels=1\r\n\r\n"
+            .to_vec();
+    body.extend_from_slice(&wav[44..]);
+    body.extend_from_slice(b"\r\n--frontier--\r\n");
+    let reply = server.send("POST", "/v1/audio/transcriptions", KIND, &body);
+    assert_eq!(reply.json()["text"], "Go forward 10 meters.", "{}", reply.text());
 }
 
 #[test]

@@ -6,31 +6,26 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use actix_multipart::{Multipart, MultipartError};
 use actix_web::http::StatusCode;
 use actix_web::http::header::{self, HeaderName, HeaderValue};
 use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder, ResponseError, web};
 use bytes::Bytes;
-use futures_util::{StreamExt, stream};
+use futures_util::stream;
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout_at};
 
 use super::answer::{HEARTBEAT, add_stream_headers};
 use super::api_error::ApiError;
-use super::body::{Bounded, check_encoding};
 use super::chat::warning;
 use super::recorder::Recorder;
-use super::speech_request::{SpeechCall, read_form, too_large};
+use super::speech_request::{SpeechCall, read_form};
 use super::state::State;
+use super::upload::read_upload;
 use crate::actors::{Transcribe, TranscriptStream};
 use crate::observe::Outcome;
 use crate::types::Refusal;
 use crate::types::speech::{self, AudioFaultKind, Format, SpeechEvent, SpeechFailure, Task, Transcription};
 
-/// Largest text field, bytes.
-const MAX_FIELD: usize = 64 * 1024;
-/// Most fields of a form.
-const MAX_FIELDS: usize = 256;
 /// An upload of the largest size may take so many times the time of other bodies.
 const SLOW_UPLOADS: u32 = 10;
 /// Says that a recording ended early.
@@ -151,59 +146,6 @@ async fn read(
         return Err(ApiError::field("file", "empty_file", "is empty: 0 bytes"));
     }
     Ok((call, file))
-}
-
-type Upload = (Vec<(String, String)>, Option<Bytes>);
-
-/// Reads the form's parts, in whatever order they come.
-async fn read_upload(request: &HttpRequest, payload: web::Payload, limit: usize) -> Result<Upload, ApiError> {
-    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or("");
-    let essence = kind.split(';').next().unwrap_or_default().trim();
-    if !essence.eq_ignore_ascii_case("multipart/form-data") {
-        let message = "content-type: must be multipart/form-data, with the recording as `file`".to_owned();
-        return Err(ApiError::invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
-            .closing());
-    }
-    check_encoding(request, "the form as it is")?;
-    let broken = |error: MultipartError| {
-        let message = format!("the form cannot be read: {error}");
-        ApiError::invalid(StatusCode::BAD_REQUEST, "invalid_multipart", message).closing()
-    };
-    let mut form = Multipart::new(request.headers(), payload);
-    let (mut fields, mut file) = (Vec::new(), None);
-    while let Some(part) = form.next().await {
-        let mut part = part.map_err(broken)?;
-        let name = part.name().unwrap_or_default().to_owned();
-        // A part called `file` is the recording, whatever it says of itself.
-        let is_file = name == "file";
-        let most = if is_file { limit } else { MAX_FIELD };
-        let mut kept = Bounded::new(most);
-        while let Some(chunk) = part.next().await {
-            if !kept.push(&chunk.map_err(broken)?) {
-                break;
-            }
-        }
-        let Some(bytes) = kept.finish() else {
-            return Err(match is_file {
-                true => too_large(limit),
-                false => {
-                    ApiError::field(&name, "invalid_value", format!("is over {MAX_FIELD} bytes")).closing()
-                }
-            });
-        };
-        if is_file {
-            file = Some(bytes);
-            continue;
-        }
-        if fields.len() == MAX_FIELDS {
-            let message = format!("the form has more than {MAX_FIELDS} fields");
-            return Err(ApiError::invalid(StatusCode::BAD_REQUEST, "invalid_multipart", message).closing());
-        }
-        let text = String::from_utf8(bytes.to_vec())
-            .map_err(|_| ApiError::field(&name, "invalid_value", "is not UTF-8"))?;
-        fields.push((name, text));
-    }
-    Ok((fields, file))
 }
 
 impl From<SpeechFailure> for ApiError {

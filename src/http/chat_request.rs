@@ -56,7 +56,7 @@ pub fn read_chat(body: Value) -> Result<Call, ApiError> {
     let include_usage = options::read_stream_options(&mut body, &mut unknown)?;
     let Conversation { messages, marks, first_parts } = read_messages(&mut body, &mut unknown)?;
     let mut template_kwargs = read_template_kwargs(&mut body)?;
-    read_effort(&mut body, &mut template_kwargs)?;
+    let thinking = read_effort(&mut body, &mut template_kwargs)?;
     let tools = read_tools(&mut body)?;
     let older = body.count("max_tokens", 1)?;
     let max_tokens = body.count("max_completion_tokens", 1)?.or(older);
@@ -67,6 +67,7 @@ pub fn read_chat(body: Value) -> Result<Call, ApiError> {
         model: body.string("model")?,
         messages,
         tools,
+        thinking,
         template_kwargs,
         sampling: options::read_sampling(&mut body)?,
         stop: options::read_stop(&mut body)?,
@@ -124,15 +125,17 @@ fn read_scores(body: &mut Fields) -> Result<Option<u8>, ApiError> {
     Ok(wanted.then(|| u8::try_from(top.unwrap_or(0)).unwrap_or(ChatRequest::MAX_TOP)))
 }
 
-/// Hands `reasoning_effort` to the template, which knows what to do with it, or ignores it.
-fn read_effort(body: &mut Fields, kwargs: &mut Map<String, Value>) -> Result<(), ApiError> {
-    let Some(effort) = body.string("reasoning_effort")? else { return Ok(()) };
+/// Hands `reasoning_effort` to the template, which knows what to do with it, or ignores it; and says whether
+/// anything is to be thought, for templates that have a switch alone.
+fn read_effort(body: &mut Fields, kwargs: &mut Map<String, Value>) -> Result<Option<bool>, ApiError> {
+    let Some(effort) = body.string("reasoning_effort")? else { return Ok(None) };
     if !EFFORTS.contains(&effort.as_str()) {
         let message = format!("`{}` is not one of {}", short(&effort), EFFORTS.join(", "));
         return Err(ApiError::field("reasoning_effort", "invalid_value", message));
     }
+    let thinking = effort != "none";
     kwargs.entry("reasoning_effort").or_insert(Value::String(effort));
-    Ok(())
+    Ok(Some(thinking))
 }
 
 /// Tool definitions, checked and handed on as they are; none when the request forbids calls.
@@ -149,11 +152,31 @@ fn read_tools(body: &mut Fields) -> Result<Vec<Value>, ApiError> {
             let message = format!("`{}` is not one of auto, none", short(&choice));
             Err(ApiError::field("tool_choice", "invalid_value", message))
         }
-        Some(_) => {
-            let message = "forcing a call is not supported yet; send auto or none";
-            Err(ApiError::field("tool_choice", "unsupported_parameter", message))
+        Some(Value::Object(choice)) if choice.get("type").is_some_and(|kind| kind == "allowed_tools") => {
+            allowed(tools, choice)
         }
+        Some(_) => Err(forced()),
     }
+}
+
+fn forced() -> ApiError {
+    let message = "forcing a call is not supported yet; send auto or none";
+    ApiError::field("tool_choice", "unsupported_parameter", message)
+}
+
+/// Those of the tools that a choice allows.
+fn allowed(mut tools: Vec<Value>, choice: Map<String, Value>) -> Result<Vec<Value>, ApiError> {
+    let mut choice = Fields::new("tool_choice", Value::Object(choice))?;
+    let needed = "an object with mode and tools";
+    let mut allowed =
+        choice.nested("allowed_tools")?.ok_or_else(|| choice.missing("allowed_tools", needed))?;
+    if allowed.string("mode")?.is_some_and(|mode| mode != "auto") {
+        return Err(forced());
+    }
+    let names = allowed.array("tools")?.unwrap_or_default();
+    let name = |tool: &Value| tool.pointer("/function/name").cloned();
+    tools.retain(|tool| names.iter().any(|named| name(named) == name(tool)));
+    Ok(tools)
 }
 
 fn check_tool(path: String, tool: &Value) -> Result<(), ApiError> {

@@ -173,6 +173,11 @@ impl Fields {
         missing(&self.path(name), what)
     }
 
+    /// The fields that nobody took, nulls left out.
+    pub fn rest(self) -> impl Iterator<Item = (String, Value)> {
+        self.map.into_iter().filter(|(_, value)| !value.is_null())
+    }
+
     /// Paths of the fields that nobody took, nulls left out.
     pub fn unknown(self, into: &mut Vec<String>) {
         let prefix = if self.path.is_empty() { String::new() } else { format!("{}.", self.path) };

@@ -41,6 +41,7 @@ mod speech_request;
 mod speech_sessions;
 mod state;
 mod terms;
+mod upload;
 
 pub use chat_request::read_chat_request;
 pub use front::{HttpFront, Listeners, Serving};

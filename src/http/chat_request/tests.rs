@@ -113,3 +113,27 @@ fn a_request_that_forbids_calls_shows_no_tools() {
     assert_eq!(read_chat(body("auto")).unwrap().request.tools.len(), 1);
     assert!(read_chat(body("none")).unwrap().request.tools.is_empty());
 }
+
+#[test]
+fn an_effort_is_a_switch_for_thinking_as_well() {
+    let read = |effort: Value| {
+        let body = json!({"messages": [{"role": "user", "content": "a"}], "reasoning_effort": effort});
+        read_chat(body).unwrap().request.thinking
+    };
+    let switches = ["none", "minimal", "high"].map(|effort| read(effort.into()));
+    assert_eq!((switches, read(Value::Null)), ([Some(false), Some(true), Some(true)], None));
+}
+
+#[test]
+fn only_allowed_tools_are_offered() {
+    let tool = |name: &str| json!({"type": "function", "function": {"name": name}});
+    let read = |mode: &str| {
+        let allowed = json!({"mode": mode, "tools": [tool("b"), tool("x")]});
+        read_chat(json!({
+            "messages": [{"role": "user", "content": "a"}], "tools": [tool("a"), tool("b")],
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed},
+        }))
+    };
+    assert_eq!(read("auto").unwrap().request.tools, [tool("b")]);
+    assert_eq!(read("required").unwrap_err().param.as_deref(), Some("tool_choice"));
+}
