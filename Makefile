@@ -14,8 +14,9 @@ PROJECT ?= $(CURDIR)
 
 # Python packages for tests live in a virtual environment under target/.
 OPENAI := 2.8.0
+ANTHROPIC := 2.16.0
 SDK_VENV := target/sdk-venv
-SDK_STAMP := $(SDK_VENV)/.openai-realtime-$(OPENAI)
+SDK_STAMP := $(SDK_VENV)/.openai-realtime-$(OPENAI)-anthropic-$(ANTHROPIC)
 SDK_PYTHON := GREENROOM_SDK_PYTHON="$(CURDIR)/$(SDK_VENV)/bin/python3"
 
 .PHONY: help
@@ -48,7 +49,7 @@ browser:
 	@native/browser.sh
 
 $(SDK_STAMP):
-	@native/sdk.sh $(SDK_VENV) 'openai[realtime]==$(OPENAI)'
+	@native/sdk.sh $(SDK_VENV) 'openai[realtime]==$(OPENAI)' anthropic==$(ANTHROPIC)
 	@touch $@
 
 .PHONY: sdk

@@ -86,6 +86,17 @@ fn the_official_python_client_is_served() {
 }
 
 #[test]
+fn anthropics_python_client_is_served() {
+    let Some(python) = std::env::var_os("GREENROOM_SDK_PYTHON") else {
+        return skipped("GREENROOM_SDK_PYTHON names no interpreter with the anthropic package");
+    };
+    let service = service(&common::demo_model());
+    let base = format!("http://{}", service.address);
+    let said = run(&python, &[script("anthropic_client.py").as_os_str(), base.as_ref()]);
+    assert!(said.contains("client is served"), "{said}");
+}
+
+#[test]
 fn the_official_python_client_is_heard() {
     let Some(python) = std::env::var_os("GREENROOM_SDK_PYTHON") else {
         return skipped("GREENROOM_SDK_PYTHON names no interpreter with the openai package");

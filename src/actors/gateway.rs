@@ -13,7 +13,8 @@ use actix::dev::{MessageResponse, OneshotSender};
 use actix::prelude::*;
 
 use crate::actors::messages::{
-    Admit, ChatStream, Drain, Drained, EngineCondition, EngineState, Halt, OpenChat, Prepare, Prepared,
+    Admit, ChatStream, CountTokens, Drain, Drained, EngineCondition, EngineState, Halt, OpenChat, Prepare,
+    Prepared,
 };
 use crate::actors::preparation::PreparationExecutor;
 use crate::actors::retry::RetryAdvice;
@@ -24,7 +25,8 @@ use crate::actors::watchdog::Watchdog;
 use crate::model::text::TextModel;
 use crate::observe::{Gauges, Outcome};
 use crate::types::{
-    ChatRequest, Clock, Epoch, LiveCount, Refusal, RequestId, Terms, TicketOffice, Trace, TraceRing,
+    ChatRequest, Clock, Epoch, LiveCount, PrepareError, Refusal, RequestId, Terms, TicketOffice, Trace,
+    TraceRing,
 };
 
 /// What a client is told to wait for a model that is being loaded.
@@ -130,6 +132,18 @@ impl Gateway {
             trace: trace.clone(),
             clock: Arc::clone(&self.clock),
         })
+    }
+
+    fn counting(&mut self, request: ChatRequest) -> Result<Prepare, Refusal> {
+        if self.board.is_draining() {
+            return Err(Refusal::Draining);
+        }
+        let served = self.find(request.model.as_deref())?;
+        let text = ready_text(served)?;
+        let (id, seed) = draw()?;
+        let ticket = self.tickets.try_take(id, self.clock.now());
+        let ticket = ticket.ok_or(Refusal::Busy { retry_after: LOADING_RETRY })?;
+        Ok(Prepare { ticket, request, context: text.context, text, seed, now: self.clock.wall() })
     }
 
     fn find(&self, asked: Option<&str>) -> Result<&Served, Refusal> {
@@ -308,6 +322,24 @@ impl Handler<OpenChat> for Gateway {
     fn handle(&mut self, open: OpenChat, _: &mut Self::Context) -> Self::Result {
         let opening = self.begin(open.request).inspect_err(|refusal| count(&self.gauges, refusal));
         Opened(opening.map(Box::new))
+    }
+}
+
+impl Handler<CountTokens> for Gateway {
+    type Result = ResponseFuture<Result<u32, Refusal>>;
+
+    /// Prepares the request as if it were to be answered; its place is free again then.
+    fn handle(&mut self, count: CountTokens, _: &mut Self::Context) -> Self::Result {
+        let job = self.counting(count.request);
+        let preparation = self.preparation.clone();
+        Box::pin(async move {
+            match preparation.send(job?).await.map_err(gone)? {
+                Ok(prepared) => Ok(prompt_tokens(&prepared)),
+                // It would not fit, but its length is known.
+                Err(Refusal::Prepare(PrepareError::ContextExceeded { prompt, .. })) => Ok(prompt),
+                Err(refusal) => Err(refusal),
+            }
+        })
     }
 }
 

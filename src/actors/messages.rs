@@ -53,6 +53,22 @@ pub struct ChatStream {
     pub events: mpsc::Receiver<ChatEvent>,
 }
 
+/// How many tokens a request's prompt has. From handlers to the gateway; nothing is generated.
+#[derive(Message, Clone, Debug)]
+#[rtype(result = "Result<u32, Refusal>")]
+#[non_exhaustive]
+pub struct CountTokens {
+    /// The request whose prompt is meant.
+    pub request: ChatRequest,
+}
+
+impl CountTokens {
+    /// Of this request.
+    pub fn new(request: ChatRequest) -> Self {
+        Self { request }
+    }
+}
+
 /// Turns a request into ids and resolved parameters. From the gateway to the preparation pool.
 #[derive(Message)]
 #[rtype(result = "Result<Prepared, Refusal>")]

@@ -6,6 +6,7 @@
 //!
 //! | from → to | message | reply | bounded by |
 //! |---|---|---|---|
+//! | handler or host → gateway | [`CountTokens`] | `Result<u32, Refusal>` | a place, while the prompt is made |
 //! | handler or host → gateway | [`OpenChat`] | `Result<ChatStream, Refusal>` | tickets: rows + queue, taken without waiting |
 //! | gateway → preparation pool | `Prepare` | `Result<Prepared, Refusal>` | ticket moves in, and back with the reply |
 //! | gateway → scheduler | `Admit` | `Result<Accepted, Refusal>`, at once | ticket moves in |
@@ -47,8 +48,9 @@ pub(crate) mod watchdog;
 pub mod wiring;
 
 pub use messages::{
-    CacheReport, CacheStatistics, ChangeSession, ChatStream, ClearCache, ListSessions, OpenChat, OpenSession,
-    SessionChange, SessionReport, SpeechStatistics, SpeechStatus, Transcribe, TranscriptStream, UnloadSpeech,
+    CacheReport, CacheStatistics, ChangeSession, ChatStream, ClearCache, CountTokens, ListSessions, OpenChat,
+    OpenSession, SessionChange, SessionReport, SpeechStatistics, SpeechStatus, Transcribe, TranscriptStream,
+    UnloadSpeech,
 };
 pub use scheduler::restart::RestartPolicy;
 pub use status::{Health, ModelState, ModelStatus};

@@ -13,8 +13,9 @@ use tokio::sync::watch;
 use crate::actors::gateway::{Gateway, Served};
 use crate::actors::loader::Loader;
 use crate::actors::messages::{
-    CacheStatistics, ChangeSession, ChatStream, ClearCache, Drain, FlushDisk, Halt, ListSessions, OpenChat,
-    OpenSession, SpeechStatistics, SpeechStatus, Transcribe, TranscriptStream, UnloadSpeech,
+    CacheStatistics, ChangeSession, ChatStream, ClearCache, CountTokens, Drain, FlushDisk, Halt,
+    ListSessions, OpenChat, OpenSession, SpeechStatistics, SpeechStatus, Transcribe, TranscriptStream,
+    UnloadSpeech,
 };
 use crate::actors::retry::RetryAdvice;
 use crate::actors::scheduler::BatchScheduler;
@@ -141,7 +142,7 @@ impl GreenroomBuilder {
         let pulses = compute.pulses();
         let addresses = threads.start_actors(compute).await?;
         let max_rows = self.config.scheduler.max_rows.max(1);
-        let open_chat = gateway.address();
+        let (open_chat, count_tokens) = (gateway.address(), gateway.address());
         let gateway = gateway.run(Gateway {
             models: ids
                 .iter()
@@ -170,6 +171,7 @@ impl GreenroomBuilder {
         });
         let handles = Handles {
             open_chat: open_chat.recipient(),
+            count_tokens: count_tokens.recipient(),
             transcribe: addresses.transcription.clone().recipient(),
             open_session: addresses.transcription.clone().recipient(),
             sessions,
@@ -358,6 +360,7 @@ impl Greenroom {
 #[derive(Clone)]
 pub struct Handles {
     open_chat: Recipient<OpenChat>,
+    count_tokens: Recipient<CountTokens>,
     transcribe: Recipient<Transcribe>,
     open_session: Recipient<OpenSession>,
     sessions: Sessions,
@@ -389,6 +392,14 @@ impl Handles {
     /// See [`Refusal`].
     pub async fn chat(&self, request: ChatRequest) -> Result<ChatStream, Refusal> {
         self.open_chat.send(OpenChat { request }).await.unwrap_or(Err(Refusal::Draining))
+    }
+
+    /// How many tokens a request's prompt has; nothing is generated.
+    ///
+    /// # Errors
+    /// See [`Refusal`].
+    pub async fn count_tokens(&self, request: ChatRequest) -> Result<u32, Refusal> {
+        self.count_tokens.send(CountTokens { request }).await.unwrap_or(Err(Refusal::Draining))
     }
 
     /// Where transcriptions go.

@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use actix_web::body::BoxBody;
 use actix_web::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder, ResponseError, web};
 use tokio::sync::mpsc;
@@ -270,7 +271,7 @@ pub(super) async fn respond(
         }
         Err(failure) => {
             recorder.closed(Outcome::Failed);
-            (failed(&mut response, failure), None)
+            (failed(&mut response, failure, &writer), None)
         }
     };
     add_timing(response.headers_mut(), &recorder.server_timing(timings));
@@ -278,8 +279,10 @@ pub(super) async fn respond(
 }
 
 /// An accepted request that failed: it keeps its id, by which its log line is found.
-fn failed(accepted: &mut HttpResponseBuilder, failure: Failure) -> HttpResponse {
-    let mut response = ApiError::from(failure).error_response();
+fn failed(accepted: &mut HttpResponseBuilder, failure: Failure, writer: &impl Writer) -> HttpResponse {
+    let error = ApiError::from(failure);
+    let body = writer.error(&error);
+    let mut response = error.error_response().map_body(|_, _| BoxBody::new(body));
     for (name, value) in accepted.finish().headers() {
         response.headers_mut().insert(name.clone(), value.clone());
     }

@@ -63,6 +63,7 @@ pub fn read_chat(body: Value) -> Result<Call, ApiError> {
     let client = NamedClient::read(&mut body)?;
     let terms = AskedTerms::read(&mut body)?;
     let cache = CacheTerms { first_parts, ..read_cache_terms(&mut body, &client, marks)? };
+    let marks_cache = !cache.breakpoints.is_empty();
     let request = ChatRequest {
         model: body.string("model")?,
         messages,
@@ -78,7 +79,7 @@ pub fn read_chat(body: Value) -> Result<Call, ApiError> {
         ..ChatRequest::default()
     };
     body.unknown(&mut unknown);
-    Ok(Call { request, choices, stream, include_usage, client, terms, unknown })
+    Ok(Call { request, choices, stream, include_usage, marks_cache, client, terms, unknown })
 }
 
 /// Refuses what only chat has and is not supported, unless its value asks for nothing.

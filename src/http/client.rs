@@ -46,10 +46,9 @@ pub(super) fn client_id(request: &HttpRequest, named: &NamedClient) -> ClientId 
 fn identity(headers: &HeaderMap, named: &NamedClient, peer: Option<IpAddr>) -> ClientId {
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let said = |name: Option<&str>| name.filter(|name| !name.is_empty()).map(|name| cut(name).to_owned());
-    let key = header(header::AUTHORIZATION.as_str())
-        .and_then(|value| value.split_once(' '))
-        .map(|(_, key)| key.trim())
-        .filter(|key| !key.is_empty());
+    let bearer = header(header::AUTHORIZATION.as_str()).and_then(|value| value.split_once(' '));
+    let key = bearer.map(|(_, key)| key).or_else(|| header("x-api-key"));
+    let key = key.map(str::trim).filter(|key| !key.is_empty());
     if let Some(key) = key {
         let mut hasher = DefaultHasher::new();
         key.hash(&mut hasher);

@@ -53,7 +53,7 @@ pub fn read_completion(body: Value) -> Result<Call, ApiError> {
         ..ChatRequest::default()
     };
     body.unknown(&mut unknown);
-    Ok(Call { request, choices, stream, include_usage, client, terms, unknown })
+    Ok(Call { request, choices, stream, include_usage, marks_cache: false, client, terms, unknown })
 }
 
 /// How many of the best tokens are told in each one's place.

@@ -7,6 +7,7 @@
 //! the server of the binary: listeners, limits, its part of the drain.
 
 mod answer;
+mod anthropic;
 mod api_error;
 mod audio;
 mod body;

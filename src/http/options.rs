@@ -30,6 +30,8 @@ pub struct Call {
     pub stream: bool,
     /// A usage chunk at the end of a stream.
     pub include_usage: bool,
+    /// It says what of its prompt is worth keeping.
+    pub marks_cache: bool,
     /// Whose it is, as far as the body says so.
     pub client: NamedClient,
     /// How urgent it is and how long it may take, as far as the body says so.
@@ -129,17 +131,22 @@ fn read_biases(body: &mut Fields) -> Result<Vec<(TokenId, f32)>, ApiError> {
 }
 
 pub(super) fn read_stop(body: &mut Fields) -> Result<Vec<String>, ApiError> {
-    let stops = match body.value("stop") {
+    read_stops(body, "stop")
+}
+
+/// Stop strings in the field of this name: one, or a list.
+pub(super) fn read_stops(body: &mut Fields, name: &str) -> Result<Vec<String>, ApiError> {
+    let stops = match body.value(name) {
         None => Vec::new(),
-        Some(Value::String(text)) => vec![("stop".to_owned(), Value::String(text))],
+        Some(Value::String(text)) => vec![(name.to_owned(), Value::String(text))],
         Some(Value::Array(list)) => {
-            list.into_iter().enumerate().map(|(index, item)| (format!("stop[{index}]"), item)).collect()
+            list.into_iter().enumerate().map(|(index, item)| (format!("{name}[{index}]"), item)).collect()
         }
-        Some(other) => return Err(wrong_type("stop", "a string or an array of strings", &other)),
+        Some(other) => return Err(wrong_type(name, "a string or an array of strings", &other)),
     };
     if stops.len() > MAX_STOPS {
         let message = format!("has {} entries, the limit is {MAX_STOPS}", stops.len());
-        return Err(ApiError::field("stop", "invalid_value", message));
+        return Err(ApiError::field(name, "invalid_value", message));
     }
     stops.into_iter().map(|(path, item)| check_stop(&path, item)).collect()
 }

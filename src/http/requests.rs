@@ -30,7 +30,7 @@ pub(super) async fn list(state: web::Data<State>) -> HttpResponse {
 }
 
 /// What answers' ids begin with; a request's id follows.
-const PREFIXES: [&str; 3] = ["chatcmpl-", "cmpl-", "resp_"];
+const PREFIXES: [&str; 4] = ["chatcmpl-", "cmpl-", "resp_", "msg_"];
 
 /// Where one request's time went, by either of its ids or its answer's.
 pub(super) async fn trace(id: web::Path<String>, state: web::Data<State>) -> Result<HttpResponse, ApiError> {

@@ -8,7 +8,7 @@ use actix_web::{HttpRequest, HttpResponse, Resource, ResponseError, Route, web};
 use super::api_error::ApiError;
 use super::state::State;
 use super::{
-    audio, cache, chat, dictation, edge, health, models, page, realtime, requests, responses,
+    anthropic, audio, cache, chat, dictation, edge, health, models, page, realtime, requests, responses,
     speech_sessions as sessions,
 };
 use crate::actors::Handles;
@@ -60,6 +60,8 @@ pub fn configure(
             ))
             .service(only_post("/v1/chat/completions", web::post().to(chat::chat)))
             .service(only_post("/v1/completions", web::post().to(chat::text)))
+            .service(only_post("/v1/messages", web::post().to(anthropic::messages)))
+            .service(only_post("/v1/messages/count_tokens", web::post().to(anthropic::count_tokens)))
             .service(only_post("/v1/responses", web::post().to(responses::create)))
             .service(
                 web::resource("/v1/responses/{id}")

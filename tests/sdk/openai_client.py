@@ -102,6 +102,32 @@ def continued():
     assert chunks[-1].choices[0].finish_reason in ("stop", "length"), chunks
 
 
+def several():
+    answer = client.chat.completions.create(model="default", messages=QUESTION, max_tokens=8, n=3, logprobs=True, top_logprobs=2)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2], answer
+    for choice in answer.choices:
+        tokens = choice.logprobs.content
+        assert bytes(byte for token in tokens for byte in token.bytes).decode(errors="replace") == choice.message.content, choice
+        assert all(len(token.top_logprobs) == 2 and token.logprob <= 0 for token in tokens), choice
+
+
+def responses():
+    first = client.responses.create(model="default", input="What is the capital of France?", temperature=0, max_output_tokens=24)
+    assert first.output_text and first.status in ("completed", "incomplete"), first
+    with client.responses.stream(model="default", input="And of Italy?", previous_response_id=first.id, max_output_tokens=16) as events:
+        kinds = [event.type for event in events]
+        final = events.get_final_response()
+    assert kinds[0] == "response.created" and "response.output_text.delta" in kinds, kinds
+    assert final.output_text and client.responses.retrieve(final.id).output_text == final.output_text, final
+    client.responses.delete(final.id)
+    try:
+        client.responses.retrieve(final.id)
+    except openai.NotFoundError:
+        pass
+    else:
+        raise AssertionError("it was deleted")
+
+
 def models():
     listed = list(client.models.list())
     assert len(listed) == 1 and listed[0].object == "model", listed
@@ -109,6 +135,6 @@ def models():
 
 
 text = whole()
-for case in (lambda: stream(text), include_usage, lambda: stop(text), errors, cancel, continued, models):
+for case in (lambda: stream(text), include_usage, lambda: stop(text), errors, cancel, continued, several, responses, models):
     case()
 print("the official client is served:", openai.__version__)

@@ -8,6 +8,7 @@ use actix_web::HttpResponseBuilder;
 use actix_web::http::header::{self, HeaderName};
 use bytes::Bytes;
 
+use super::api_error::ApiError;
 use crate::types::{CallEvent, ChatEvent, Failure, FailureReason, FinishReason, TokenScores, Usage};
 
 mod body;
@@ -57,6 +58,13 @@ pub(super) trait Writer {
     /// What is written where nothing has happened for a while.
     fn heartbeat(&self) -> &'static [u8] {
         HEARTBEAT
+    }
+
+    /// The document in place of an answer that failed before anything was sent.
+    fn error(&self, error: &ApiError) -> Bytes {
+        let mut out = Vec::new();
+        openai::write(&mut out, &error.body());
+        out.into()
     }
 
     /// All of it in one document.

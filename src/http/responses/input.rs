@@ -102,7 +102,16 @@ pub fn read_response(body: Value) -> Result<ResponseCall, ApiError> {
         ..ChatRequest::default()
     };
     body.unknown(&mut unknown);
-    let call = Call { request, choices: 1, stream, include_usage: false, client, terms, unknown };
+    let call = Call {
+        request,
+        choices: 1,
+        stream,
+        include_usage: false,
+        marks_cache: false,
+        client,
+        terms,
+        unknown,
+    };
     let echo = if let Value::Object(echo) = echo { echo } else { Map::new() };
     Ok(ResponseCall { call, instructions, previous, store, input, echo })
 }
