@@ -8,7 +8,7 @@ import sys
 import anthropic
 
 client = anthropic.Anthropic(base_url=sys.argv[1], api_key="not needed", max_retries=0, timeout=120)
-ASK = {"model": "default", "max_tokens": 24, "temperature": 0, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+ASK = {"model": "default", "max_tokens": 24, "extra_body": {"temperature": 0}, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
 
 
 def whole():
@@ -64,7 +64,7 @@ def errors():
             raise AssertionError(f"{fields} was accepted")
 
     fails(anthropic.NotFoundError, "claude", model="claude")
-    fails(anthropic.BadRequestError, "temperature", temperature=-1)
+    fails(anthropic.BadRequestError, "temperature", extra_body={"temperature": -1})
     fails(anthropic.BadRequestError, "tokens", messages=[{"role": "user", "content": "word " * 20000}])
     fails(anthropic.BadRequestError, "messages[0].content[0].type", messages=[{"role": "user", "content": [{"type": "document", "source": {}}]}])
 

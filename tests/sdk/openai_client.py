@@ -115,9 +115,10 @@ def responses():
     first = client.responses.create(model="default", input="What is the capital of France?", temperature=0, max_output_tokens=24)
     assert first.output_text and first.status in ("completed", "incomplete"), first
     with client.responses.stream(model="default", input="And of Italy?", previous_response_id=first.id, max_output_tokens=16) as events:
-        kinds = [event.type for event in events]
-        final = events.get_final_response()
+        seen = list(events)
+    kinds, final = [event.type for event in seen], seen[-1].response
     assert kinds[0] == "response.created" and "response.output_text.delta" in kinds, kinds
+    assert kinds[-1] == f"response.{final.status}" and final.status in ("completed", "incomplete"), kinds
     assert final.output_text and client.responses.retrieve(final.id).output_text == final.output_text, final
     client.responses.delete(final.id)
     try:
